@@ -1,0 +1,179 @@
+"""Where each family keeps its parts: one table, so that no technique ever spells a module path.
+
+Paths in a row are relative to the backbone (`layers`, `words`) or to one layer (`q` … `down`). A part written
+"attn.Wqkv 1/3" is the second third of the rows of a fused matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+
+from torch import nn
+
+from smallbert.errors import UserError
+
+ROLES = ("q", "k", "v", "out", "up", "down")
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """One family: where its parts are, how it is walked, and what its classification head looks like."""
+
+    layers: str
+    words: str
+    q: str = ""  # an empty path: this family has no such part
+    k: str = ""
+    v: str = ""
+    out: str = ""
+    up: str = ""
+    down: str = ""
+    style: str = "bert"  # the row of walk.WALKS that runs it
+    offset: bool = False  # positions count from the padding number + 1
+    token_types: bool = True
+    shared: bool = False  # layers are one module, run again and again
+    count: str = "num_hidden_layers"  # the config's name for the number of layers
+    activation: str = "tanh"  # of the classification head
+    dense: str = "classifier.dense"  # names in Hugging Face's own classification models
+    classifier: str = "classifier.out_proj"
+    pooler: str | None = None  # a pretrained dense layer of the bare model that the head starts from
+
+
+_BERT = {
+    "layers": "encoder.layer",
+    "words": "embeddings.word_embeddings",
+    "q": "attention.self.query",
+    "k": "attention.self.key",
+    "v": "attention.self.value",
+    "out": "attention.output.dense",
+    "up": "intermediate.dense",
+    "down": "output.dense",
+}
+
+FAMILIES: dict[str, Anatomy] = {
+    "bert": Anatomy(**_BERT, dense="bert.pooler.dense", classifier="classifier", pooler="pooler.dense"),
+    "roberta": Anatomy(**_BERT, offset=True),
+    "xlm-roberta": Anatomy(**_BERT, offset=True),
+    "electra": Anatomy(**_BERT, activation="gelu"),
+    "distilbert": Anatomy(
+        layers="transformer.layer",
+        words="embeddings.word_embeddings",
+        q="attention.q_lin",
+        k="attention.k_lin",
+        v="attention.v_lin",
+        out="attention.out_lin",
+        up="ffn.lin1",
+        down="ffn.lin2",
+        token_types=False,
+        count="n_layers",
+        activation="relu",
+        dense="pre_classifier",
+        classifier="classifier",
+    ),
+    "albert": Anatomy(
+        layers="encoder.albert_layer_groups",
+        words="embeddings.word_embeddings",
+        q="albert_layers.0.attention.query",
+        k="albert_layers.0.attention.key",
+        v="albert_layers.0.attention.value",
+        out="albert_layers.0.attention.dense",
+        up="albert_layers.0.ffn",
+        down="albert_layers.0.ffn_output",
+        style="albert",
+        shared=True,
+        dense="albert.pooler",
+        classifier="classifier",
+        pooler="pooler",
+    ),
+    "mpnet": Anatomy(
+        layers="encoder.layer",
+        words="embeddings.word_embeddings",
+        q="attention.attn.q",
+        k="attention.attn.k",
+        v="attention.attn.v",
+        out="attention.attn.o",
+        up="intermediate.dense",
+        down="output.dense",
+        style="mpnet",
+        offset=True,
+        token_types=False,
+    ),
+    "modernbert": Anatomy(
+        layers="layers",
+        words="embeddings.tok_embeddings",
+        q="attn.Wqkv 0/3",
+        k="attn.Wqkv 1/3",
+        v="attn.Wqkv 2/3",
+        out="attn.Wo",
+        up="mlp.Wi",
+        down="mlp.Wo",
+        style="modernbert",
+        token_types=False,
+        activation="gelu",
+        dense="head.dense",
+        classifier="classifier",
+    ),
+    "deberta-v2": Anatomy(
+        **{**_BERT, "q": "attention.self.query_proj", "k": "attention.self.key_proj", "v": "attention.self.value_proj"},
+        style="deberta",
+        activation="gelu",
+        dense="pooler.dense",
+        classifier="classifier",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One matrix of a layer: the module that holds it, its path, and which of how many equal row blocks it is."""
+
+    path: str
+    module: nn.Module
+    block: int = 0
+    blocks: int = 1
+
+
+def anatomy(backbone: nn.Module) -> Anatomy:
+    """The row of the backbone's family."""
+    family = backbone.config.model_type
+    if family not in FAMILIES:
+        raise UserError(f"models of type {family!r} are not known here; known are: {', '.join(FAMILIES)}")
+    return FAMILIES[family]
+
+
+def layers(backbone: nn.Module) -> nn.ModuleList:
+    """The layers that exist (a family that shares them has fewer than it runs)."""
+    return attrgetter(anatomy(backbone).layers)(backbone)
+
+
+def words(backbone: nn.Module) -> nn.Module:
+    """The word embedding."""
+    return attrgetter(anatomy(backbone).words)(backbone)
+
+
+def part(backbone: nn.Module, layer: nn.Module, role: str) -> Part:
+    """Where a layer keeps the matrix of a role, one of q, k, v, out, up, down."""
+    path, _, piece = getattr(anatomy(backbone), role).partition(" ")
+    if not path:
+        raise UserError(f"a model of type {backbone.config.model_type!r} has no part {role!r}")
+    block, blocks = map(int, piece.split("/")) if piece else (0, 1)
+    return Part(path, attrgetter(path)(layer), block, blocks)
+
+
+def linears(backbone: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Each matrix of the layers once, with its name in the backbone; a fused matrix comes as one.
+
+    encoder.layer.0.attention.self.query, …, encoder.layer.11.output.dense
+    """
+    row = anatomy(backbone)
+    stem, roles = row.layers, [role for role in ROLES if getattr(row, role)]
+    for number, layer in enumerate(layers(backbone)):
+        for path in dict.fromkeys(part(backbone, layer, role).path for role in roles):
+            yield f"{stem}.{number}.{path}", attrgetter(path)(layer)
+
+
+def replace_module(root: nn.Module, path: str, module: nn.Module) -> None:
+    """Put a module at a dotted path."""
+    parent, _, name = path.rpartition(".")
+    setattr(attrgetter(parent)(root) if parent else root, name, module)

@@ -1,0 +1,72 @@
+"""Attention over padded or packed batches, registered with transformers under one name.
+
+A packed batch comes with `bounds`, the cumulative lengths of its segments; each segment attends to itself alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+NAME = "smallbert"
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    bounds: Tensor | None = None,
+    longest: int = 0,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attend within each sequence; query, key and value are (batch, heads, tokens, size)."""
+    if bounds is None:
+        out = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
+        )
+        return out.transpose(1, 2), None
+    # ModernBERT counts its own place into the half window; the kernels do not.
+    window = -1 if sliding_window is None else sliding_window - 1
+    packed = _attend_fast if query.is_cuda else _attend_segments
+    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # x[0] would copy on its way back
+    return packed(q, k, v, bounds, longest, scaling, window).unsqueeze(0), None
+
+
+def _attend_fast(
+    q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scaling: float | None, window: int
+) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    if q.dtype == torch.float32:  # the kernel takes half precision only; autocast leaves rotary results in float32
+        q, k, v = (x.bfloat16() for x in (q, k, v))
+    extra: dict[str, Any] = {} if window < 0 else {"window_size": (window, window)}
+    return varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling, **extra)
+
+
+def _attend_segments(
+    q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scaling: float | None, window: int
+) -> Tensor:
+    """The same, one segment at a time: the reference for the fast kernel, and what runs without a GPU."""
+    outputs = []
+    for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        if start == stop:
+            continue
+        place = torch.arange(stop - start, device=q.device)
+        near = None if window < 0 else (place[:, None] - place[None, :]).abs() <= window
+        one = (x[start:stop].transpose(0, 1) for x in (q, k, v))
+        outputs.append(functional.scaled_dot_product_attention(*one, attn_mask=near, scale=scaling).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,83 @@
+"""A batch of token sequences, padded or packed, with the few questions a head may ask of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some sequences as tensors, in one of two layouts that mean the same.
+
+    padded, three sequences of 2, 4 and 3 tokens:  input_ids (3, 4), attention_mask (3, 4)
+    packed, the same sequences:                    input_ids (1, 9), bounds [0, 2, 6, 9]
+
+    A packed batch may end in filler: tokens of no sequence, so that its shape can stay the same from step to step.
+    """
+
+    input_ids: Tensor
+    token_type_ids: Tensor
+    position_ids: Tensor
+    attention_mask: Tensor | None = None  # padded only; None there too when nothing is padding
+    bounds: Tensor | None = None  # packed only: where each segment starts and ends, int32, filler segments last
+    sequence: Tensor | None = None  # packed only: which sequence each token belongs to; filler has the number `size`
+    size: int = 0  # how many sequences
+    longest: int = 0  # no sequence is longer than this
+    present: Tensor | None = None  # (size,) 1.0 for a real sequence, 0.0 for one that only fills the shape
+    labels: Tensor | None = None
+    count: Tensor | None = None  # how many losses the whole batch gives, over all processes
+
+    @property
+    def packed(self) -> bool:
+        """Whether the sequences stand one behind the other without padding."""
+        return self.bounds is not None
+
+    def first(self, values: Tensor) -> Tensor:
+        """The value at each sequence's first token: (sequences, features)."""
+        if self.bounds is None:
+            return values[:, 0]
+        # An empty slot behind the last token has no first token; what it reads instead is not counted anywhere.
+        return values[0, self.bounds[: self.size].long().clamp(max=values.shape[1] - 1)]
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over each sequence's own tokens: (sequences, features)."""
+        if self.sequence is None:
+            if self.attention_mask is None:
+                return values.mean(1)
+            mask = self.attention_mask.unsqueeze(-1).to(values.dtype)
+            return (values * mask).sum(1) / mask.sum(1)
+        total = values.new_zeros(self.size + 1, values.shape[-1]).index_add(0, self.sequence, values[0])
+        count = values.new_zeros(self.size + 1).index_add(0, self.sequence, values.new_ones(values.shape[1]))
+        return total[: self.size] / count[: self.size].clamp(min=1).unsqueeze(-1)
+
+    def rows(self, values: Tensor, empty: float) -> Tensor:
+        """Token values laid out one sequence a row, `empty` where a row has no token: (sequences, longest)."""
+        if self.sequence is None:
+            if self.attention_mask is None:
+                return values
+            return values.masked_fill(self.attention_mask == 0, empty)
+        grid = values.new_full(((self.size + 1) * self.longest,), empty)
+        cell = self.sequence * self.longest + self.position_ids[0]
+        return grid.index_put((cell,), values[0]).view(self.size + 1, self.longest)[: self.size]
+
+    def tokens(self) -> Tensor:
+        """Which places hold a real token, as a mask of the shape of `input_ids`."""
+        if self.sequence is not None:
+            real = self.sequence < self.size
+            if self.present is not None:
+                present = torch.cat([self.present, self.present.new_zeros(1)])
+                real = real & (present[self.sequence] > 0)
+            return real.unsqueeze(0)
+        mask = torch.ones_like(self.input_ids) if self.attention_mask is None else self.attention_mask
+        return mask > 0 if self.present is None else (mask > 0) & (self.present > 0).unsqueeze(1)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on another device."""
+        return replace(self, **{name: value.to(device, non_blocking=True) for name, value in self.tensors().items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name, those that are there."""
+        return {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}

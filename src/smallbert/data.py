@@ -1,0 +1,259 @@
+"""Texts as token numbers, and batches made of them: packed without padding, or padded to the longest of a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from smallbert.batch import Batch
+from smallbert.errors import UserError
+from smallbert.heads import IGNORE
+
+if TYPE_CHECKING:
+    from smallbert.encoder import Encoder
+    from smallbert.tasks import Split, Task
+
+STUDENT = "student"
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Sequences of token numbers, end to end: sequence i is ids[offsets[i]:offsets[i + 1]]."""
+
+    ids: np.ndarray
+    types: np.ndarray
+    offsets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The number of tokens of each sequence."""
+        return np.diff(self.offsets)
+
+    def places(self, index: np.ndarray) -> np.ndarray:
+        """Where the tokens of these sequences stand, in the order of `index`."""
+        lengths = self.lengths[index]
+        before = np.cumsum(lengths) - lengths
+        return np.repeat(self.offsets[index] - before, lengths) + np.arange(lengths.sum())
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Sequences and their labels, ready to be cut into batches; a view is the same text for another tokenizer."""
+
+    views: dict[str, Tokens]
+    labels: np.ndarray | None  # one a sequence; two (start, end) for answers; one a token, end to end, for tags
+    kind: str
+    windows: Any = None  # for answers: which window belongs to which question
+    cut: int = 0  # how many texts were longer than allowed
+    notes: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.views[STUDENT])
+
+    def units(self, index: np.ndarray) -> int:
+        """How many losses these sequences give: one each, or one a labelled token."""
+        if self.kind != "tag" or self.labels is None:
+            return len(index)
+        return int((self.labels[self.views[STUDENT].places(index)] != IGNORE).sum())
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How batches are laid out: packed to a multiple of `grain` tokens, or padded to a multiple of `multiple`."""
+
+    packed: bool
+    longest: int
+    grain: int = 256
+    multiple: int = 1
+
+
+def usable_length(encoder: Encoder, wanted: int | None, task: Task | None = None) -> int:
+    """How many tokens a text may have: what was asked for, or the task's own limit, within what the model can take."""
+    config = encoder.backbone.config
+    most = getattr(config, "max_position_embeddings", 0) or 10**9
+    if encoder.family in ("roberta", "xlm-roberta", "mpnet"):
+        most -= encoder.backbone.embeddings.padding_idx + 1
+    if wanted is not None and wanted > most:
+        raise UserError(f"a length of {wanted} tokens was asked for; this model can take at most {most}")
+    return min(wanted or (task.length if task is not None else 128), most)
+
+
+def tokenise(
+    tokenizer: Any, split: Split, kind: str, length: int, say: Callable[[int, int], None] | None = None
+) -> Stream:
+    """Turn a split into token numbers; texts longer than `length` are cut, and counted."""
+    if tokenizer is None:
+        raise UserError("this model folder has no tokenizer; put tokenizer.json beside its weights")
+    if kind == "answer":
+        return _tokenise_answers(tokenizer, split, length)
+    ids: list[np.ndarray] = []
+    types: list[np.ndarray] = []
+    tags: list[np.ndarray] = []
+    cut, step = 0, 4096
+    for start in range(0, len(split), step):
+        some = slice(start, start + step)
+        pairs = None if split.pairs is None else split.pairs[some]
+        encoded = tokenizer(
+            split.texts[some],
+            pairs,
+            truncation=True,
+            max_length=length,
+            return_token_type_ids=True,
+            return_attention_mask=False,
+            is_split_into_words=kind == "tag",
+        )
+        ids.extend(np.asarray(row, dtype=np.int32) for row in encoded["input_ids"])
+        types.extend(np.asarray(row, dtype=np.uint8) for row in encoded["token_type_ids"])
+        cut += sum(bool(one.overflowing) for one in encoded.encodings)
+        if kind == "tag":
+            labels = split.labels[some]
+            tags.extend(_token_tags(one.word_ids, row) for one, row in zip(encoded.encodings, labels, strict=True))
+        if say is not None:
+            say(min(start + step, len(split)), len(split))
+    if kind == "tag":
+        labels = np.concatenate(tags)
+    else:
+        labels = np.asarray(split.labels, dtype=np.float32 if kind == "regress" else np.int64)
+    notes = [f"{cut} of {len(split)} texts were cut at {length} tokens"] if cut else []
+    return Stream({STUDENT: _end_to_end(ids, types)}, labels, kind, cut=cut, notes=notes)
+
+
+def _tokenise_answers(tokenizer: Any, split: Split, length: int) -> Stream:
+    from smallbert.tasks.answers import windows
+
+    found = windows(tokenizer, split, length)
+    tokens = _end_to_end(
+        [np.asarray(x, np.int32) for x in found.input_ids], [np.asarray(x, np.uint8) for x in found.token_type_ids]
+    )
+    labels = np.stack([found.start, found.end], 1).astype(np.int64)
+    return Stream({STUDENT: tokens}, labels, "answer", windows=found)
+
+
+def _end_to_end(ids: list[np.ndarray], types: list[np.ndarray]) -> Tokens:
+    offsets = np.zeros(len(ids) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in ids], out=offsets[1:])
+    return Tokens(np.concatenate(ids), np.concatenate(types), offsets)
+
+
+def _token_tags(word_ids: list[int | None], labels: list[int]) -> np.ndarray:
+    """A word's label on its first piece, nothing on the others: [None, 0, 0, 1, None] -> [-, a, -, b, -]."""
+    tags, before = np.full(len(word_ids), IGNORE, dtype=np.int64), None
+    for place, word in enumerate(word_ids):
+        if word is not None and word != before:
+            tags[place] = labels[word]
+        before = word
+    return tags
+
+
+def cut_into_batches(lengths: np.ndarray, batch: int, seed: int, bucket: bool) -> list[np.ndarray]:
+    """Shuffle sequences into batches; with `bucket`, sequences of like length come together, in shuffled batches."""
+    random = np.random.default_rng(seed)
+    order = random.permutation(len(lengths))
+    if bucket:
+        reach = batch * 50
+        runs = [order[start : start + reach] for start in range(0, len(order), reach)]
+        order = np.concatenate([run[np.argsort(lengths[run], kind="stable")] for run in runs])
+    batches = [order[start : start + batch] for start in range(0, len(order), batch)]
+    if bucket:
+        batches = [batches[number] for number in random.permutation(len(batches))]
+    return batches
+
+
+def sort_into_batches(lengths: np.ndarray, tokens: int, most: int = 512) -> list[np.ndarray]:
+    """Batches for reading only: shortest first, each of at most about `tokens` tokens once padded."""
+    batches: list[np.ndarray] = []
+    order = np.argsort(lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        stop = start + 1
+        while stop < len(order) and stop - start < most and (stop + 1 - start) * lengths[order[stop]] <= tokens:
+            stop += 1
+        batches.append(order[start:stop])
+        start = stop
+    return batches
+
+
+def make_batch(
+    stream: Stream, index: np.ndarray, layout: Layout, pad: int = 0, slots: int = 0, view: str = STUDENT
+) -> Batch:
+    """Lay out some sequences; `slots` more than there are sequences are filled with empty ones.
+
+    make_batch(stream, [4, 7], Layout(packed=True, longest=128), slots=32)  ->  input_ids (1, 256), present (32,)
+    """
+    if view != STUDENT and stream.kind == "tag":
+        stream = replace(stream, labels=None)  # a label belongs to a token of the student's own view
+    make = _pack if layout.packed else _pad
+    tensors, size, longest = make(stream, stream.views[view], np.asarray(index), layout, pad, max(slots, len(index)))
+    return Batch(**{name: torch.from_numpy(array) for name, array in tensors.items()}, size=size, longest=longest)
+
+
+def _pack(
+    stream: Stream, tokens: Tokens, index: np.ndarray, layout: Layout, pad: int, slots: int
+) -> tuple[dict[str, np.ndarray], int, int]:
+    places, lengths = tokens.places(index), tokens.lengths[index]
+    total = len(places)
+    room = -total % layout.grain
+    # Filler is cut into segments no longer than any sequence, always the same number of them, some empty.
+    pieces = -(-layout.grain // layout.longest)
+    fill = np.clip(room - np.arange(pieces) * layout.longest, 0, layout.longest)
+    every = np.concatenate([lengths, np.zeros(slots - len(index), np.int64), fill])
+    ends = np.cumsum(every)
+    position = np.arange(total + room) - np.repeat(ends - every, every)
+    tensors = {
+        "input_ids": np.concatenate([tokens.ids[places], np.full(room, pad)])[None].astype(np.int64),
+        "token_type_ids": np.concatenate([tokens.types[places], np.zeros(room)])[None].astype(np.int64),
+        "position_ids": position[None].astype(np.int64),
+        "bounds": np.concatenate([[0], ends]).astype(np.int32),
+        "sequence": np.repeat(np.minimum(np.arange(len(every)), slots), every).astype(np.int64),
+        "present": (np.arange(slots) < len(index)).astype(np.float32),
+    }
+    if stream.labels is not None:
+        if stream.kind == "tag":
+            labels = np.concatenate([stream.labels[places], np.full(room, IGNORE)])[None]
+        else:
+            labels = np.zeros((slots, *stream.labels.shape[1:]), stream.labels.dtype)
+            labels[: len(index)] = stream.labels[index]
+        tensors["labels"] = labels
+    return tensors, slots, layout.longest
+
+
+def _pad(
+    stream: Stream, tokens: Tokens, index: np.ndarray, layout: Layout, pad: int, slots: int
+) -> tuple[dict[str, np.ndarray], int, int]:
+    lengths = tokens.lengths[index]
+    longest = int(-(-lengths.max() // layout.multiple) * layout.multiple)
+    size = slots if slots > len(index) else len(index)
+    real = np.zeros((size, longest), dtype=bool)
+    real[: len(index)] = np.arange(longest)[None] < lengths[:, None]
+    places = tokens.places(index)
+
+    def lay(values: np.ndarray, empty: int) -> np.ndarray:
+        grid = np.full((size, longest), empty, dtype=np.int64)
+        grid[real] = values[places]
+        return grid
+
+    tensors = {
+        "input_ids": lay(tokens.ids, pad),
+        "token_type_ids": lay(tokens.types, 0),
+        "position_ids": np.arange(longest)[None].repeat(size, 0),
+        "present": (np.arange(size) < len(index)).astype(np.float32),
+    }
+    if not real.all() or layout.multiple > 1:  # static shapes keep their mask even when it happens to be full
+        mask = real.astype(np.int64)
+        mask[len(index) :, 0] = 1  # an empty sequence must still attend to something
+        tensors["attention_mask"] = mask
+    if stream.labels is not None:
+        if stream.kind == "tag":
+            tensors["labels"] = lay(stream.labels, IGNORE)
+        else:
+            labels = np.zeros((size, *stream.labels.shape[1:]), stream.labels.dtype)
+            labels[: len(index)] = stream.labels[index]
+            tensors["labels"] = labels
+    return tensors, size, longest

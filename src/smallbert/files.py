@@ -1,0 +1,75 @@
+"""Writing files so that nothing already there is ever lost: aside first, then synced, then renamed into place."""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from smallbert.errors import RunError
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Write a text file whole or not at all."""
+    write_file(path, lambda aside: aside.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """Write a value as readable JSON, whole or not at all; NaN is refused, since no other reader takes it."""
+    write_text(path, json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def write_file(path: Path | str, write: Callable[[Path], Any]) -> None:
+    """Call `write` on a name beside `path`, sync what it wrote to disk, then rename it into place."""
+    path = Path(path)
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(aside)
+        _sync(aside)
+        aside.replace(path)
+        _sync(path.parent)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}; what was there before is untouched") from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def write_folder(path: Path | str) -> Iterator[Path]:
+    """Give an empty folder to fill; it takes the place of `path` only if everything inside it was written.
+
+    >>> with write_folder("model") as aside:
+    ...     (aside / "a.txt").write_text("…")
+    """
+    path = Path(path)
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    old = aside.with_name(aside.name + ".old")
+    try:
+        aside.mkdir(parents=True)
+        yield aside
+        for file in sorted(aside.rglob("*")):
+            _sync(file)
+        _sync(aside)
+        if path.exists():
+            path.rename(old)
+        aside.rename(path)
+        _sync(path.parent)
+    except OSError as error:
+        if old.exists() and not path.exists():
+            old.rename(path)
+        raise RunError(f"cannot write {path}: {error.strerror or error}; what was there before is untouched") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,298 @@
+"""Saving an encoder to a folder and loading it back; where its shape is standard, Hugging Face can load it too.
+
+A folder holds model.safetensors, encoder.json (config, history, layout) and the tokenizer's files. With the layout
+"huggingface" the weights carry Hugging Face's names and config.json stands beside them; that is written only after
+Hugging Face's own forward was run on the folder and gave the same scores.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from smallbert.anatomy import anatomy
+from smallbert.batch import Batch
+from smallbert.encoder import HEAD, Encoder, skeleton
+from smallbert.errors import UserError
+from smallbert.files import write_folder, write_json
+
+FORMAT = 1
+AUTO = {
+    "classify": "AutoModelForSequenceClassification",
+    "regress": "AutoModelForSequenceClassification",
+    "tag": "AutoModelForTokenClassification",
+    "answer": "AutoModelForQuestionAnswering",
+    None: "AutoModel",
+}
+_KINDS = {"SequenceClassification": "classify", "TokenClassification": "tag", "QuestionAnswering": "answer"}
+
+
+def save_folder(encoder: Encoder, path: Path | str) -> str:
+    """Save an encoder whole or not at all; gives the layout, "huggingface" where that is true, else "smallbert"."""
+    with write_folder(path) as aside:
+        if encoder.tokenizer is not None:
+            encoder.tokenizer.save_pretrained(aside)
+        layout = "huggingface" if _write_hugging_face(encoder, aside) else "smallbert"
+        if layout == "smallbert":
+            save_file(_unique_tensors(encoder), aside / "model.safetensors", metadata={"format": "pt"})
+        about = {"format": FORMAT, "layout": layout, "source": encoder.source}
+        write_json(aside / "encoder.json", {**about, "config": encoder.base, "history": encoder.history})
+    return layout
+
+
+def load_folder(path: Path | str) -> Encoder:
+    """Load one of our folders or a Hugging Face folder; weights must fit to the last one."""
+    path = Path(path)
+    if (path / "encoder.json").is_file():
+        return _load_ours(path)
+    if (path / "config.json").is_file():
+        return _load_hugging_face(path)
+    raise UserError(f"{path} holds no model: neither encoder.json nor config.json is in it")
+
+
+def _load_ours(path: Path) -> Encoder:
+    saved = _read_json(path / "encoder.json")
+    if saved.get("format", 0) > FORMAT:
+        raise UserError(
+            f"{path} was written by a newer smallbert (format {saved['format']}); upgrade smallbert to load it"
+        )
+    encoder = skeleton(saved["config"], _load_tokenizer(path))
+    encoder.source = saved["source"]
+    encoder.replay(saved["history"])
+    tensors = read_tensors(path / "model.safetensors")
+    if saved["layout"] == "huggingface":
+        back = {theirs: ours for ours, theirs in (_their_names(encoder) or {}).items()}
+        tensors = {back.get(name, name): tensor for name, tensor in tensors.items()}
+    expected = set(_unique_tensors(encoder))
+    if expected != set(tensors):
+        odd = sorted(expected ^ set(tensors))
+        raise UserError(f"the weights in {path} do not fit its history: {len(odd)} names differ, the first is {odd[0]}")
+    try:
+        encoder.load_state_dict(tensors, strict=False)
+    except RuntimeError as error:
+        raise UserError(
+            f"the weights in {path} do not fit its history: {str(error).splitlines()[-1].strip()}"
+        ) from None
+    return encoder.eval()
+
+
+def _load_hugging_face(path: Path) -> Encoder:
+    config = _read_json(path / "config.json")
+    names = config.get("architectures") or ["?"]
+    kind = next((kind for suffix, kind in _KINDS.items() if names[0].endswith(suffix)), None)
+    if kind == "classify" and config.get("problem_type") == "regression":
+        kind = "regress"
+    for file in sorted(path.glob("*.safetensors")):
+        read_tensors(file, only_check=True)
+    try:
+        settings = {"dtype": torch.float32, "output_loading_info": True, "local_files_only": True}
+        with _quiet():
+            model, info = getattr(transformers, AUTO[kind]).from_pretrained(path, **settings)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be loaded as a model: {str(error).splitlines()[0]}") from None
+    missing = sorted(name for name in info["missing_keys"] if not name.startswith("pooler."))
+    if missing:
+        raise UserError(
+            f"the weights in {path} are not complete: {len(missing)} are missing, the first is {missing[0]}"
+        )
+    backbone = model.base_model
+    if any(name.startswith("pooler.") for name in info["missing_keys"]):
+        backbone.pooler = None
+    encoder = Encoder(backbone, _load_tokenizer(path))
+    encoder.source = path.name
+    if kind is not None:
+        _adopt_head(encoder, model, kind)
+    return encoder.eval()
+
+
+def _adopt_head(encoder: Encoder, model: nn.Module, kind: str) -> None:
+    """Take over the head of a Hugging Face task model, labels and all."""
+    from smallbert.methods.head import Head
+
+    config = model.config
+    labels = [] if kind in ("regress", "answer") else [config.id2label[number] for number in range(config.num_labels)]
+    pool = getattr(config, "classifier_pooling", "cls")
+    plan = {"kind": kind, "labels": labels, "outputs": config.num_labels, "from_pooler": encoder.pooler is not None}
+    encoder.apply_method(Head(pool="mean" if pool == "mean" else "first"), plan)
+    names = _their_names(encoder) or {}
+    theirs, ours = model.state_dict(), encoder.state_dict()
+    with torch.no_grad():
+        for name, tensor in ours.items():
+            if name.startswith("heads."):
+                tensor.copy_(theirs[names[name]])
+
+
+def _write_hugging_face(encoder: Encoder, folder: Path) -> bool:
+    """Write the folder as Hugging Face would, if its own forward then gives our scores."""
+    names = _their_names(encoder)
+    if names is None:
+        return False
+    head = encoder.heads[HEAD] if encoder.heads else None
+    kind = head.kind if head is not None else None
+    auto = getattr(transformers, AUTO[kind])
+    config = transformers.AutoConfig.for_model(**{k: v for k, v in encoder.backbone.config.to_dict().items()})
+    config.architectures = [auto._model_mapping[type(config)].__name__]
+    config.dtype = "float32"
+    if head is not None:
+        config.num_labels = head.out.out_features
+        if head.labels:
+            config.id2label = dict(enumerate(head.labels))
+            config.label2id = {label: number for number, label in enumerate(head.labels)}
+        if kind in ("regress", "classify"):
+            config.problem_type = "regression" if kind == "regress" else "single_label_classification"
+        if hasattr(config, "classifier_pooling"):
+            config.classifier_pooling = "mean" if head.pool == "mean" else "cls"
+    tensors = {names[name]: tensor for name, tensor in _unique_tensors(encoder).items()}
+    with torch.device("meta"):
+        wanted = {name: tensor.shape for name, tensor in auto.from_config(config).state_dict().items()}
+    if any(wanted.get(name) != tensor.shape for name, tensor in tensors.items()):
+        return False
+    config.save_pretrained(folder)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if _agrees(encoder, auto, folder):
+        return True
+    (folder / "config.json").unlink()
+    return False
+
+
+@torch.no_grad()
+def _agrees(encoder: Encoder, auto: Any, folder: Path) -> bool:
+    """Whether Hugging Face's forward on the folder gives what ours gives, on three random texts of unequal length."""
+    try:
+        with _quiet():
+            model, info = auto.from_pretrained(
+                folder, output_loading_info=True, local_files_only=True, dtype=torch.float32
+            )
+    except (RuntimeError, ValueError, KeyError):
+        return False
+    if any(not name.startswith("pooler.") for name in info["missing_keys"]) or info["unexpected_keys"]:
+        return False
+    batch = probe_batch(encoder).to(encoder.device)
+    inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+    if anatomy(encoder.backbone).token_types:
+        inputs["token_type_ids"] = batch.token_type_ids
+    training = encoder.training
+    encoder.eval()
+    ours, result = encoder(batch), model.to(encoder.device).eval()(**inputs)
+    encoder.train(training)
+    if encoder.heads and encoder.head.kind == "answer":
+        theirs = torch.stack([result.start_logits, result.end_logits], -1)
+    else:
+        theirs = result.logits if encoder.heads else result.last_hidden_state
+    if ours.dim() == 3:
+        real = batch.tokens()
+        ours, theirs = ours[real], theirs[real]
+    return ours.shape == theirs.shape and torch.allclose(ours, theirs, atol=1e-4, rtol=1e-3)
+
+
+def probe_batch(encoder: Encoder, lengths: tuple[int, ...] = (24, 9, 17)) -> Batch:
+    """A few random texts of unequal length, the same every time, to compare two models on."""
+    generator = torch.Generator().manual_seed(0)
+    size, top = len(lengths), max(lengths)
+    ids = torch.randint(5, encoder.backbone.config.vocab_size, (size, top), generator=generator)
+    place = torch.arange(top).repeat(size, 1)
+    length = torch.tensor(lengths)[:, None]
+    mask = (place < length).long()
+    pad = encoder.backbone.config.pad_token_id or 0
+    types = ((place >= length // 2) & (place < length)).long()
+    if getattr(encoder.backbone.config, "type_vocab_size", 2) < 2:
+        types = torch.zeros_like(types)
+    return Batch(ids.masked_fill(mask == 0, pad), types, place, attention_mask=mask, size=size, longest=top)
+
+
+def read_tensors(path: Path, only_check: bool = False) -> dict[str, Tensor]:
+    """Read a safetensors file, or say in one sentence why it cannot be read."""
+    from safetensors import safe_open
+
+    try:
+        if only_check:
+            with safe_open(path, "pt"):
+                return {}
+        return load_file(path)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; save or download the model again") from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is not a whole safetensors file ({error}); save or download the model again") from None
+
+
+def _their_names(encoder: Encoder) -> dict[str, str] | None:
+    """Our name of each weight -> Hugging Face's; None where something has no name there."""
+    row, head = anatomy(encoder.backbone), (encoder.heads[HEAD] if HEAD in encoder.heads else None)
+    if encoder.mixture is not None or len(encoder.heads) > 1 or encoder.family not in _standard_families():
+        return None
+    if head is not None and head.pool != "first" and encoder.family != "modernbert":
+        return None
+    prefix, out = "", ""
+    if head is not None:
+        auto = getattr(transformers, AUTO[head.kind])
+        prefix = auto._model_mapping[type(encoder.backbone.config)].base_model_prefix + "."
+        whole = head.kind in ("classify", "regress")
+        spans = "classifier" if encoder.family == "modernbert" else "qa_outputs"
+        out = row.classifier if whole else {"tag": "classifier", "answer": spans}[head.kind]
+    renames = [
+        (r"backbone\.", prefix),
+        (rf"heads\.{HEAD}\.dense\.", row.dense + "."),
+        (rf"heads\.{HEAD}\.norm\.", "head.norm."),
+        (rf"heads\.{HEAD}\.out\.", out + "."),
+        (r"pooler\.", f"{row.pooler}."),
+    ]
+    names = {}
+    for name in encoder.state_dict():
+        match = next(((pattern, new) for pattern, new in renames if re.match(pattern, name)), None)
+        if match is None:
+            return None
+        names[name] = re.sub("^" + match[0], match[1], name)
+    return names
+
+
+def _standard_families() -> Any:
+    return {config.model_type for config in transformers.AutoModelForSequenceClassification._model_mapping}
+
+
+def _unique_tensors(encoder: Encoder) -> dict[str, Tensor]:
+    """The state, each tensor once: of tied ones the first name is kept, and replaying the history ties them again."""
+    seen: dict[tuple[int, torch.Size], str] = {}
+    unique = {}
+    for name, tensor in encoder.state_dict().items():
+        if seen.setdefault((tensor.data_ptr(), tensor.shape), name) == name or tensor.numel() == 0:
+            unique[name] = tensor.detach().cpu().contiguous()
+    return unique
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let transformers load without its own bars and tables: what matters of them is checked and said here."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _load_tokenizer(path: Path) -> Any:
+    try:
+        return transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None

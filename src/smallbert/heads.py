@@ -1,0 +1,93 @@
+"""Task heads: one small module for every kind of task, reading hidden states in either layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.activations import ACT2FN
+
+from smallbert.anatomy import FAMILIES
+from smallbert.batch import Batch
+
+KINDS = ("classify", "regress", "tag", "answer")
+POOLS = {"first": Batch.first, "mean": Batch.mean}
+IGNORE = -100
+
+
+class Head(nn.Module):
+    """Scores from hidden states: pooled for whole texts, one by one for tokens.
+
+    classify, regress: (sequences, outputs)    tag: (…, tokens, outputs)    answer: (…, tokens, 2)
+    """
+
+    def __init__(self, kind: str, outputs: int, config: Any, labels: list[str], pool: str = "first"):
+        """Make an empty head for a backbone of this config; its dense layer is the family's own."""
+        super().__init__()
+        row = FAMILIES[config.model_type]
+        self.kind, self.labels, self.pool = kind, labels, pool
+        width, modern = config.hidden_size, config.model_type == "modernbert"
+        self.dense = self.norm = None
+        if kind in ("classify", "regress") or modern:
+            self.dense = nn.Linear(width, width, bias=config.classifier_bias if modern else True)
+        if modern:
+            self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
+        self.activation = ACT2FN[row.activation]
+        self.dropout = nn.Dropout(_dropout(config, kind))
+        self.out = nn.Linear(width, outputs)
+
+    def forward(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """Read the hidden states of a batch."""
+        if self.kind in ("classify", "regress"):
+            hidden = POOLS[self.pool](batch, hidden)
+        if self.dense is not None:
+            hidden = self.activation(self.dense(hidden))
+        if self.norm is not None:
+            hidden = self.norm(hidden)
+        return self.out(self.dropout(hidden))
+
+
+def initialise(head: Head, std: float, generator: torch.Generator) -> None:
+    """Draw a new head's weights the way BERT draws its own."""
+    for module in (head.dense, head.out):
+        if module is not None:
+            nn.init.normal_(module.weight, 0.0, std, generator=generator)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    if head.norm is not None:
+        nn.init.ones_(head.norm.weight)
+        if head.norm.bias is not None:
+            nn.init.zeros_(head.norm.bias)
+
+
+def losses(head: Head, scores: Tensor, batch: Batch) -> Tensor:
+    """The loss of each unit on its own (a sequence, or a token when tagging); units without a label give 0."""
+    labels, scores = batch.labels, scores.float()
+    if labels is None:
+        raise ValueError("a batch without labels has no loss")
+    if head.kind == "regress":
+        each = (scores.squeeze(-1) - labels) ** 2
+    elif head.kind == "classify":
+        each = functional.cross_entropy(scores, labels, reduction="none")
+    elif head.kind == "tag":
+        flat = functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="none")
+        return flat * batch.tokens().flatten()
+    else:
+        start, end = (batch.rows(scores[..., side], -1e4) for side in (0, 1))
+        each = (
+            functional.cross_entropy(start, labels[:, 0], reduction="none")
+            + functional.cross_entropy(end, labels[:, 1], reduction="none")
+        ) / 2
+    return each if batch.present is None else each * batch.present
+
+
+def _dropout(config: Any, kind: str) -> float:
+    if kind == "answer":
+        return 0.0
+    for name in ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "hidden_dropout_prob"):
+        rate = getattr(config, name, None)
+        if rate is not None:
+            return float(rate)
+    return 0.1

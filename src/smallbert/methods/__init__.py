@@ -1,0 +1,269 @@
+"""A Method is one technique: one file in this folder, one small class, plain settings, and the hooks it needs.
+
+    class DropLayers(Method):
+        "Keep some layers and drop the rest."
+
+        keep: int = 6
+
+        def plan(self, encoder, task): ...
+
+Defining the class is all: it becomes a frozen dataclass, is called `drop_layers`, and lists itself in METHODS.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform, get_args, get_origin, get_type_hints
+
+from smallbert.errors import UserError
+from smallbert.registry import Registry, did_you_mean
+
+if TYPE_CHECKING:
+    from smallbert.recipe import Phase, Recipe
+
+METHODS: Registry[type[Method]] = Registry("method", package=__name__)
+RESERVED = ("identity", "maybe")  # words of the recipe language
+JSON = bool | int | float | str | list | dict | None
+
+
+class Combines:
+    """What can be joined by `|` (then) and `+` (in the same training phase): methods, phases and recipes."""
+
+    def __or__(self, other: Any) -> Recipe:
+        from smallbert.recipe import then
+
+        return then(self, other)
+
+    def __ror__(self, other: Any) -> Recipe:
+        from smallbert.recipe import then
+
+        return then(other, self)
+
+    def __add__(self, other: Any) -> Phase:
+        from smallbert.recipe import together
+
+        return together(self, other)
+
+    def __radd__(self, other: Any) -> Phase:
+        from smallbert.recipe import together
+
+        return together(other, self)
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+class Method(Combines):
+    """One technique with its settings; a subclass overrides the hooks it needs (in the order they are called)."""
+
+    name: ClassVar[str] = ""
+    about: ClassVar[str] = ""
+    stage: ClassVar[int] = 50  # order inside `+`, lower first: mixout and delta 10, mask 30, quantise 50
+    trains: ClassVar[bool] = False  # a phase that holds it runs the training loop
+    is_train_setting: ClassVar[bool] = False  # it sets epochs, lr, ... of its phase; a phase has at most one
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.about = " ".join((cls.__dict__.get("__doc__") or "").split("\n\n")[0].split())
+        cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
+        dataclass(frozen=True, init=False, eq=False, repr=False)(cls)
+        if taken := sorted({field.name for field in _fields(cls)} & set(dir(Method))):
+            raise TypeError(f"{cls.__name__}: a setting cannot be called {taken[0]!r}, which every method already has")
+        if cls.name in RESERVED:
+            raise TypeError(f"{cls.__name__}: {cls.name!r} is a word of the recipe language")
+        if not cls.__name__.startswith("_"):  # a shared base that is no technique of its own starts with _
+            METHODS.add(cls.name, cls)
+
+    def __init__(self, *values: Any, **settings: Any) -> None:
+        """Take settings by place or by name, as a call in a recipe does, and check each."""
+        names = [field.name for field in _fields(type(self))]
+        if len(values) > len(names):
+            raise UserError(f"{self.name} was given {len(values)} settings, but its settings are: {self.options()}")
+        for name in settings:
+            if name not in names:
+                hint = did_you_mean(name, names)
+                raise UserError(f"{self.name} has no setting {name!r}.{hint} Its settings are: {self.options()}")
+            if name in names[: len(values)]:
+                raise UserError(f"{self.name} was given {name!r} twice, by its place and by its name; write it once")
+        given = dict(zip(names, values, strict=False)) | settings
+        for field in _fields(type(self)):
+            value = given[field.name] if field.name in given else self._default(field)
+            object.__setattr__(self, field.name, self._checked(field.name, value))
+        self.check()
+
+    def __call__(self, *values: Any, **settings: Any) -> Method:
+        """Another instance of the same technique: `drop_layers(6)` where drop_layers is the ready-made one."""
+        return type(self)(*values, **settings)
+
+    def __str__(self) -> str:
+        settings = ", ".join(f"{field.name}={_text(getattr(self, field.name))}" for field in _fields(type(self)))
+        return f"{self.name}({settings})" if settings else self.name
+
+    __repr__ = __str__
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def settings(self) -> dict[str, Any]:
+        """Every setting as plain JSON, defaults included; a recipe among them as its text."""
+        values = {field.name: getattr(self, field.name) for field in _fields(type(self))}
+        return {name: str(value) if isinstance(value, Combines) else value for name, value in values.items()}
+
+    @classmethod
+    def options(cls) -> str:
+        """The settings there are, each with its default, such as "keep=6, which='even'"."""
+        texts = [
+            field.name + ("" if _is_required(field) else f"={_text(cls._default(field))}") for field in _fields(cls)
+        ]
+        return ", ".join(texts) or "none"
+
+    @classmethod
+    def is_ready(cls) -> bool:
+        """Whether it can be used without saying any setting."""
+        return not any(_is_required(field) for field in _fields(cls))
+
+    @classmethod
+    def _default(cls, field: Field[Any]) -> Any:
+        if _is_required(field):
+            raise UserError(f"{cls.name} needs {field.name!r}; its settings are: {cls.options()}")
+        return field.default if field.default_factory is MISSING else field.default_factory()
+
+    def _checked(self, name: str, value: Any) -> Any:
+        hint = get_type_hints(type(self))[name]
+        try:
+            return _accept(value, hint)
+        except TypeError:
+            near = did_you_mean(value, [str(choice) for choice in get_args(hint)]) if isinstance(value, str) else ""
+            given = f"{_shown(value)} ({type(value).__name__})"
+            raise UserError(f"{self.name}: {name} must be {_describe(hint)}, but {given} was given.{near}") from None
+
+    # The hooks, in the order a phase calls them. Types are left open here so that this file stays light.
+
+    def check(self) -> None:
+        """Refuse, by a UserError, settings whose values cannot work."""
+
+    def expand(self) -> Recipe | None:
+        """The recipe this stands for, where it is made of other methods."""
+        return None
+
+    def data(self, task: Any, encoder: Any) -> Any:
+        """Another stream of data for the phase than the task's own."""
+        return None
+
+    def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
+        """Look at the encoder and the data and decide; plain JSON."""
+        return {}
+
+    def build(self, encoder: Any, plan: dict[str, Any]) -> None:
+        """Change shapes only: no data, no values, no randomness, since every load does it again."""
+
+    def fill(self, encoder: Any, before: Any, plan: dict[str, Any], task: Any, seed: int) -> None:
+        """Set values once, after build, from the encoder as it was `before`; never done again on load."""
+
+    def attach(self, phase: Any) -> None:
+        """Add what exists only while training."""
+
+    def weights(self, phase: Any) -> dict[str, Any]:
+        """The weight (a number or a Schedule) of each loss term, "task" included."""
+        return {}
+
+    def loss(self, step: Any) -> dict[str, Any]:
+        """Extra loss terms by name."""
+        return {}
+
+    def after_backward(self, phase: Any) -> None:
+        """Read or change gradients before the optimiser steps."""
+
+    def after_step(self, phase: Any) -> None:
+        """Correct weights after the optimiser stepped."""
+
+    def every(self) -> int:
+        """How many steps lie between two calls of look; 0 for never."""
+        return 0
+
+    def look(self, phase: Any) -> None:
+        """Take stock every so many steps."""
+
+    def around_step(self) -> Callable[..., Any] | None:
+        """A function that wraps the whole step; one method of a phase may have one."""
+        return None
+
+    def settle(self, phase: Any) -> None:
+        """Fold what was learned into plain weights."""
+
+    def estimate(self, encoder: Any) -> dict[str, Any] | None:
+        """What it would cost or save, where that is known without data."""
+        return None
+
+
+def _fields(cls: Any) -> tuple[Field[Any], ...]:
+    return fields(cls)
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, Combines) else repr(value)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return _text(value)[:200]
+    except ValueError:  # Python refuses to print whole numbers of thousands of digits
+        return "a very large number"
+
+
+def _accept(value: Any, hint: Any) -> Any:
+    """The value as its annotation wants it (a whole number becomes a float), or a TypeError."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind is Any:
+        return _accept(value, JSON if not isinstance(value, Combines) else Combines)
+    if kind in (typing.Union, types.UnionType):
+        for choice in sorted(inner, key=lambda choice: (get_origin(choice) or choice) is not type(value)):
+            try:
+                return _accept(value, choice)
+            except TypeError:
+                continue
+    elif kind is Literal:
+        if any(type(value) is type(choice) and value == choice for choice in inner):
+            return value
+    elif kind is list and isinstance(value, list | tuple):
+        return [_accept(item, inner[0] if inner else JSON) for item in value]
+    elif kind is dict and isinstance(value, dict):
+        return {_accept(key, str): _accept(item, inner[1] if inner else JSON) for key, item in value.items()}
+    elif kind in (bool, type(None)):
+        if type(value) is kind:
+            return value
+    elif kind is str and isinstance(value, str):
+        return str.__str__(value)
+    elif kind in (int, float) and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) < 2**63:  # larger ones are no setting, and cannot all be printed or made a float
+            return kind(value)
+    elif kind is float and isinstance(value, float):
+        if math.isfinite(value):  # JSON and recipe text have no word for the others
+            return float(value)
+    elif isinstance(kind, type) and issubclass(kind, Combines):
+        from smallbert.recipe import Recipe
+
+        if isinstance(value, Combines | str) or (isinstance(value, type) and issubclass(value, Method)):
+            return Recipe(value)
+    raise TypeError
+
+
+def _describe(hint: Any) -> str:
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind in (typing.Union, types.UnionType, Literal):
+        words = [repr(choice) if kind is Literal else _describe(choice) for choice in inner]
+        return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+    if isinstance(kind, type) and issubclass(kind, Combines):
+        return "a recipe"
+    name = "None" if kind is type(None) else getattr(kind, "__name__", str(kind))
+    return f"{name} of {' to '.join(map(_describe, inner))}" if inner else name

@@ -1,0 +1,69 @@
+"""Distillation of logits: the student learns the teacher's softened scores beside the labels."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from smallbert.errors import UserError
+from smallbert.methods import Method
+
+TEACHER = "teacher"
+
+
+class Distill(Method):
+    """Learn from a teacher's scores: alpha * T^2 * KL(teacher || student) + (1 - alpha) * the task's own loss."""
+
+    trains: ClassVar[bool] = True
+
+    teacher: str = "latest"
+    alpha: float = 0.9
+    temperature: float = 2.0
+
+    def check(self) -> None:
+        """A share and a temperature."""
+        if not 0 <= self.alpha <= 1 or self.temperature <= 0:
+            raise UserError(
+                f"distill: alpha is between 0 and 1 and temperature above 0, not {self.alpha} and {self.temperature}"
+            )
+
+    def attach(self, phase: Any) -> None:
+        """Find the teacher; if it reads other tokens, let it have its own view of the texts."""
+        teacher = phase.teacher(self.teacher)
+        theirs, ours = teacher.head, phase.encoder.head
+        if theirs.kind != ours.kind or theirs.out.out_features != ours.out.out_features:
+            raise UserError(f"the teacher's head ({theirs.kind}) does not fit the student's ({ours.kind})")
+        phase.add_view(TEACHER, teacher.tokenizer)
+
+    def weights(self, phase: Any) -> dict[str, Any]:
+        """The labels keep what the teacher leaves."""
+        return {"task": 1 - self.alpha, "distill": self.alpha}
+
+    def loss(self, step: Any) -> dict[str, Tensor]:
+        """The teacher looks at the same texts, in evaluation mode, without gradients."""
+        teacher, batch = step.phase.teacher(self.teacher), step.batch_for(TEACHER)
+        with torch.no_grad():
+            scores = teacher(batch)
+        return {"distill": step.mean(divergence(teacher.head.kind, step.scores, scores, step, self.temperature))}
+
+
+def divergence(kind: str, student: Tensor, teacher: Tensor, step: Any, temperature: float) -> Tensor:
+    """How far each sequence's (or token's) scores are from the teacher's; zero when they are equal."""
+    student, teacher, batch = student.float(), teacher.float(), step.batch
+    if kind == "regress":
+        each = (student - teacher).squeeze(-1) ** 2
+    elif kind == "classify":
+        each = _kl(student, teacher, temperature)
+    elif kind == "tag":
+        each = _kl(student.flatten(0, 1), teacher.flatten(0, 1), temperature)
+        return each * (batch.labels.flatten() >= 0)
+    else:
+        sides = [tuple(batch.rows(scores[..., side], -1e4) for scores in (student, teacher)) for side in (0, 1)]
+        each = sum(_kl(*pair, temperature) for pair in sides) / 2
+    return each if batch.present is None else each * batch.present
+
+
+def _kl(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    ours, theirs = (functional.log_softmax(scores / temperature, -1) for scores in (student, teacher))
+    return (theirs.exp() * (theirs - ours)).sum(-1) * temperature**2

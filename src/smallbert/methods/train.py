@@ -1,0 +1,32 @@
+"""How long, how fast and in what batches a phase trains."""
+
+from typing import ClassVar, Literal
+
+from smallbert.errors import UserError
+from smallbert.methods import Method
+
+
+class Train(Method):
+    """Set epochs, learning rate and batch size of the phase it stands in."""
+
+    trains: ClassVar[bool] = True
+    is_train_setting: ClassVar[bool] = True
+
+    epochs: float = 3.0
+    lr: float = 5e-5
+    batch: int = 32
+    warmup: float = 0.1
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    dropout: float | None = None
+    layout: Literal["auto", "packed", "padded"] = "auto"
+    half: bool = True
+    graphs: bool = True
+
+    def check(self) -> None:
+        """Refuse what cannot train."""
+        for name in ("epochs", "lr", "batch"):
+            if getattr(self, name) <= 0:
+                raise UserError(f"{self.name}: {name} must be more than 0, not {getattr(self, name)}")
+        if not 0 <= self.warmup < 1:
+            raise UserError(f"{self.name}: warmup is a share of the steps from 0 to below 1, not {self.warmup}")

@@ -1,0 +1,137 @@
+"""Presets: named recipes for systems of the literature, with where they come from and what was published for them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from smallbert.registry import Registry
+
+PRESETS: "Registry[Preset]" = Registry("preset")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One row: a name, a recipe text, its reference, published numbers with their source, and what to know.
+
+    `published` holds `scores` (task, metric, value on the 0-100 scale), `model`, `split` and `source`; where no
+    number could be checked, `scores` is empty and `why` says so.
+    """
+
+    name: str
+    recipe: str
+    reference: str
+    about: str
+    published: dict[str, Any] = field(default_factory=dict)
+
+
+SANH = "Sanh, Wolf and Rush 2020, Movement Pruning, arXiv:2005.07683"
+BERMO = "BERMo: What can BERT learn from ELMo?, arXiv:2110.15802"
+SANH_TABLE = "huggingface/transformers-research-projects, movement-pruning/README.md"
+
+
+def _scores(source: str, **scores: dict[str, float]) -> dict[str, Any]:
+    return {"scores": scores, "model": "bert-base-uncased", "split": "dev", "source": source}
+
+
+def _none(why: str) -> dict[str, Any]:
+    return {"scores": {}, "why": why}
+
+
+ROWS = [
+    Preset(
+        "baseline",
+        "finetune",
+        "Devlin et al. 2019, BERT, arXiv:1810.04805",
+        "Fine-tune the whole encoder: what every small model is measured against.",
+        _scores(
+            SANH_TABLE,
+            mnli={"accuracy": 84.5, "accuracy_mm": 84.9},
+            qqp={"accuracy": 91.4, "f1": 88.4},
+            squad={"em": 80.4, "f1": 88.1},
+        ),
+    ),
+    Preset(
+        "bermo",
+        "mix_layers | finetune",
+        BERMO,
+        "Read a learned mixture of all layers; the paper's MNLI, QQP and SQuAD numbers, its own BERT's too, lie well "
+        "under what BERT-base usually reaches.",
+        _scores(
+            f"tables of {BERMO}",
+            sst2={"accuracy": 92.43},
+            mnli={"accuracy": 80.04, "accuracy_mm": 80.84},
+            qqp={"accuracy": 88.27, "f1": 84.29},
+            squad={"f1": 77.43},
+        ),
+    ),
+    Preset(
+        "truncate6",
+        "drop_layers(6, which='first') | finetune",
+        "Sajjad et al. 2020, Poor Man's BERT, arXiv:2004.03844",
+        "Keep the first six layers, then fine-tune: the cheapest baseline for any claim about compression.",
+        _none("the paper's table could not be checked"),
+    ),
+    Preset(
+        "half",
+        "finetune | drop_layers(0.5, which='even') | distill + train(epochs=3)",
+        "Sanh et al. 2019, DistilBERT, arXiv:1910.01108, for keeping evenly spaced layers; here on the task alone",
+        "Keep every second layer of the fine-tuned encoder, then distil it from the whole one.",
+        _none("published students of this depth were distilled on a large corpus first"),
+    ),
+    Preset(
+        "kd6",
+        "finetune | drop_layers(6, which='first') | distill + train(epochs=3)",
+        "Hinton et al. 2015, Distilling the Knowledge in a Neural Network, arXiv:1503.02531",
+        "Keep the first six layers of the fine-tuned encoder, then distil its logits.",
+        _none("no checked table of plain logit distillation into this student"),
+    ),
+    Preset(
+        "gmp10",
+        "finetune | magnitude(0.1) + distill(alpha=0.9) + train(epochs=6, lr=3e-5)",
+        f"Zhu and Gupta 2017, To prune, or not to prune, arXiv:1710.01878; numbers from {SANH}",
+        "Gradually keep the largest 10 % of the encoder's weights while distilling; the published run starts from the "
+        "pretrained encoder, this one from the fine-tuned.",
+        _scores(
+            SANH_TABLE,
+            mnli={"accuracy": 78.3, "accuracy_mm": 79.3},
+            qqp={"accuracy": 79.8, "f1": 65.0},
+            squad={"em": 70.2, "f1": 80.1},
+        ),
+    ),
+    Preset(
+        "movement10",
+        "finetune | movement(0.1) + distill(alpha=0.9) + train(epochs=6, lr=3e-5)",
+        SANH,
+        "Keep the 10 % of the encoder's weights that move away from zero, while distilling; the published run starts "
+        "from the pretrained encoder, this one from the fine-tuned.",
+        _scores(
+            SANH_TABLE,
+            mnli={"accuracy": 80.1, "accuracy_mm": 80.4},
+            qqp={"accuracy": 89.7, "f1": 86.2},
+            squad={"em": 75.6, "f1": 84.3},
+        ),
+    ),
+    Preset(
+        "int8",
+        "finetune | quantize(8)",
+        "Zafrir et al. 2019, Q8BERT, arXiv:1910.06188, without its quantisation-aware training",
+        "Fine-tune, then store every weight, embeddings included, as int8.",
+        _none("published int8 numbers are of quantisation-aware training, which this is not"),
+    ),
+    Preset(
+        "half-int8",
+        "half | quantize(8)",
+        "the presets half and int8 together",
+        "Half the layers, distilled, then int8 weights.",
+        _none("a combination of ours"),
+    ),
+    Preset(
+        "bermo-magnitude",
+        "mix_layers | magnitude(0.1) + train(epochs=6, lr=3e-5)",
+        BERMO,
+        "Read a mixture of all layers and gradually keep the largest 10 % of the encoder's weights.",
+        _none("the paper has this run (Table 4), but its numbers are not entered here yet"),
+    ),
+]
+
+for _row in ROWS:
+    PRESETS.add(_row.name, _row)

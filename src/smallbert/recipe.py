@@ -1,0 +1,319 @@
+"""A Recipe says which methods to apply, as text and as Python, the same expression in both.
+
+    finetune(epochs=3) | drop_layers(6) | distill | quantize(8)        `|`  then
+    mix_layers | movement(0.1) + distill + train(epochs=6)             `+`  in the same training phase
+
+Text is parsed with `ast`, names and literals only, and never evaluated.
+"""
+
+import ast
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, NoReturn, TypeVar, overload
+
+from smallbert.errors import UserError
+from smallbert.methods import METHODS, RESERVED, Combines, Method
+from smallbert.presets import PRESETS
+from smallbert.registry import did_you_mean, known
+
+Part = TypeVar("Part")
+DEPTH_LIMIT = 20  # of methods that stand for methods that stand for methods …
+PHASE_LIMIT = 10_000
+SYNTAX = "a recipe is methods joined by | (then) and + (together), such as 'drop_layers(6) | distill + train(epochs=3)'"
+
+
+class RecipeError(UserError):
+    """A recipe text that cannot be read; the message shows the text with a caret under the place."""
+
+
+class _Parts(Combines, Sequence[Part], Generic[Part]):
+    """An immutable sequence that is equal to another where both print the same."""
+
+    __slots__ = ("_parts",)
+    _parts: tuple[Part, ...]
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(f"a {type(self).__name__} does not change; make a new one")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._parts,)
+
+    @overload
+    def __getitem__(self, index: int) -> Part: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Part, ...]: ...
+    def __getitem__(self, index: int | slice) -> Part | tuple[Part, ...]:
+        return self._parts[index]
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+
+class Phase(_Parts[Method]):
+    """Methods that share one training loop, in the order of their stage, however they were typed."""
+
+    def __init__(self, methods: Iterable[Method] = ()) -> None:
+        ordered = sorted(methods, key=lambda method: (method.is_train_setting, method.stage, str(method)))
+        object.__setattr__(self, "_parts", tuple(ordered))
+        if len(settings := [str(method) for method in ordered if method.is_train_setting]) > 1:
+            raise UserError(
+                f"a phase has one training setting, but {' and '.join(settings)} were given; "
+                "keep one, or put | between them to train twice"
+            )
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self._parts)) or "identity"
+
+    @property
+    def train_setting(self) -> Method | None:
+        """The method that sets epochs, lr and so on, if the phase has one."""
+        return next((method for method in self if method.is_train_setting), None)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the phase runs the training loop."""
+        return any(method.trains or method.is_train_setting for method in self)
+
+
+class Recipe(_Parts[Phase]):
+    """A sequence of phases; made from text, from methods, or from several of either.
+
+    >>> Recipe("drop_layers(6) | distill") == drop_layers(6) | distill
+    True
+    """
+
+    def __init__(self, source: Any = "") -> None:
+        object.__setattr__(self, "_parts", tuple(phase for phase in _phases_of(source) if phase))
+
+    def __str__(self) -> str:
+        return " | ".join(map(str, self._parts)) or "identity"
+
+    def key(self) -> str:
+        """The canonical text: every setting of every method, so that the same key means the same work."""
+        return str(self)
+
+    def phases(self) -> list[Phase]:
+        """The phases ready to run, with every method that stands for other methods replaced by them."""
+        ready: list[Phase] = []
+        waiting = [(phase, 0) for phase in reversed(self)]
+        while waiting:
+            phase, depth = waiting.pop()
+            expansions = [method.expand() for method in phase]
+            if all(recipe is None for recipe in expansions):
+                ready.append(phase)
+            elif depth == DEPTH_LIMIT:
+                raise UserError(f"'{phase}' stands for methods that again stand for others, {depth} times over")
+            else:
+                waiting += [(step, depth + 1) for step in reversed(_merged(phase, expansions))]
+            if len(ready) + len(waiting) > PHASE_LIMIT:
+                raise UserError(f"the recipe has more than {PHASE_LIMIT} phases once written out; repeat less")
+        return ready
+
+
+def then(left: Any, right: Any) -> Recipe:
+    """One after the other, as `left | right`."""
+    return Recipe([left, right])
+
+
+def together(left: Any, right: Any) -> Phase:
+    """Both in the same training phase, as `left + right`."""
+    methods: list[Method] = []
+    for recipe in (Recipe(left), Recipe(right)):
+        if len(recipe) > 1:
+            raise UserError(f"+ joins methods of one phase, but '{recipe}' has {len(recipe)} phases; use | there")
+        methods += [method for phase in recipe for method in phase]
+    return Phase(methods)
+
+
+def _phases_of(source: Any) -> Iterable[Phase]:
+    """The phases that anything usable as a recipe holds."""
+    if isinstance(source, str):
+        return _read_text(source)
+    if isinstance(source, Method):
+        return [Phase([source])]
+    if isinstance(source, type) and issubclass(source, Method):
+        return [Phase([source()])]
+    if isinstance(source, Phase):
+        return [source]
+    if isinstance(source, Recipe):
+        return source
+    if isinstance(source, list | tuple):
+        return [phase for part in source for phase in _phases_of(part)]
+    raise UserError(f"{source!r} ({type(source).__name__}) is no recipe; {SYNTAX}")
+
+
+def _merged(phase: Phase, expansions: list[Recipe | None]) -> Sequence[Phase]:
+    """The phases that stand in for one phase, given what each of its methods stands for (None: for itself)."""
+    parts = [Recipe(method if recipe is None else recipe) for method, recipe in zip(phase, expansions, strict=True)]
+    if len(parts) == 1:
+        return parts[0]
+    for method, part in zip(phase, parts, strict=True):
+        if len(part) != 1:
+            raise UserError(f"{method} stands for '{part}', which is not one phase, so + cannot join it; use |")
+    return [Phase(method for part in parts for method in part[0])]
+
+
+# Reading text. Every error shows the text with a caret under the place it speaks of.
+
+
+def syntax_tree(text: str) -> ast.expr | None:
+    """Parse a recipe text into one expression, or None where the text is empty."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a bad escape in a string is only a warning to Python
+            # Inside a call, a recipe may run over several lines, and nothing but one argument gets through.
+            tree = ast.parse(f"_(\n{text}\n)", mode="eval").body
+    except SyntaxError as error:
+        what = f"cannot read this recipe ({error.msg.split('.')[0]}); {SYNTAX}"  # Python's own hints mislead here
+        place = (error.lineno or 0, (error.offset or 1) - 1, error.end_lineno, (error.end_offset or 1) - 1)
+        raise RecipeError(_pointed(what, text, *place)) from None
+    except (ValueError, RecursionError, MemoryError):
+        raise RecipeError(f"this recipe is too long, nested too deeply or holds a broken character; {SYNTAX}") from None
+    if not (isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.keywords):
+        raise RecipeError(_pointed(f"cannot read this recipe; {SYNTAX}", text))
+    if len(tree.args) > 1:
+        raise error_at("a comma cannot join methods; write | (then) or + (together)", tree.args[1], text)
+    return tree.args[0] if tree.args else None
+
+
+def read_tree(node: ast.AST | None, text: str) -> Recipe:
+    """The recipe that a parsed expression stands for; `text` is what it was parsed from."""
+    match node:
+        case None:
+            return Recipe([])
+        case ast.BinOp(op=ast.BitOr()):
+            return Recipe([read_tree(operand, text) for operand in _operands(node, ast.BitOr)])
+        case ast.BinOp(op=ast.Add()):
+            phase = Phase()
+            for operand in _operands(node, ast.Add):
+                part = read_tree(operand, text)
+                with _pointing(operand, text):
+                    phase = together(phase, part)
+            return Recipe(phase)
+        case ast.BinOp(op=ast.Sub()):
+            if (name := ast.unparse(node).replace(" ", "")) in PRESETS:
+                return Recipe(PRESETS[name].recipe)
+            raise error_at(f"- cannot join methods, and a name is written with _ instead; {SYNTAX}", node, text)
+        case ast.Name(id=name):
+            return _called(name, node, [], [], text)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
+            return _called(name, node, args, keywords, text)
+        case ast.Set():
+            raise _space(node, text)
+    raise error_at(f"this is no method; {SYNTAX}", node, text)
+
+
+def _read_text(text: str) -> Recipe:
+    try:
+        return read_tree(syntax_tree(text), text)
+    except RecursionError:
+        raise RecipeError(f"this recipe is nested too deeply; {SYNTAX}") from None
+
+
+def _called(name: str, node: ast.AST, args: list[ast.expr], keywords: list[ast.keyword], text: str) -> Recipe:
+    if name == "maybe":
+        raise _space(node, text)
+    if name == "identity" or (name not in METHODS and name in PRESETS):
+        if args or keywords:
+            raise error_at(f"{name} takes no settings", node, text)
+        return Recipe(PRESETS[name].recipe) if name in PRESETS else Recipe([])
+    if name not in METHODS:
+        raise _unknown(name, node.func if isinstance(node, ast.Call) else node, text)
+    settings: dict[str, Any] = {}
+    for keyword in keywords:
+        if keyword.arg is None or keyword.arg in settings:
+            what = "** cannot be used in a recipe" if keyword.arg is None else f"{keyword.arg!r} is given twice"
+            raise error_at(f"{what}; write each setting once, as name=value", keyword, text)
+        settings[keyword.arg] = _value(keyword.value, text)
+    values = [_value(arg, text) for arg in args]
+    with _pointing(node, text):
+        return Recipe(METHODS[name](*values, **settings))
+
+
+def _value(node: ast.AST | None, text: str) -> Any:
+    """A setting's value: a plain literal, or a recipe."""
+    match node:
+        case ast.Constant(value=None | bool() | int() | float() | str() as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            if not isinstance(value, bool):
+                return -value
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_value(item, text) for item in items]
+        case ast.Dict(keys=keys, values=items) if all(isinstance(_constant(key), str) for key in keys):
+            return {_constant(key): _value(item, text) for key, item in zip(keys, items, strict=True)}
+        case ast.Name(id=name) if not any(name in names for names in (METHODS, PRESETS, RESERVED)):
+            raise _unknown(name, node, text, f" If it is text, write it in quotes: {name!r}.")
+        case ast.Name() | ast.Call() | ast.BinOp(op=ast.BitOr() | ast.Add() | ast.Sub()):
+            return read_tree(node, text)
+        case ast.Set():
+            raise _space(node, text)
+    raise error_at("a setting is a number, a text in quotes, True, False, None, a list, a dict or a recipe", node, text)
+
+
+def _constant(node: ast.AST | None) -> Any:
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def _unknown(name: str, node: ast.AST, text: str, hint: str = "") -> RecipeError:
+    names = [*METHODS, *PRESETS]
+    what = f"no method or preset is called {name!r}.{hint}{did_you_mean(name, names)}{known(names)}"
+    return error_at(what, node, text)
+
+
+def _operands(node: ast.AST, operator: type[ast.operator]) -> Iterator[ast.AST]:
+    """What a chain such as `a | b | c` joins; read in a loop, since a long chain is a deep tree."""
+    found = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, operator):
+        found.append(node.right)
+        node = node.left
+    return reversed([*found, node])
+
+
+def _space(node: ast.AST, text: str) -> RecipeError:
+    what = "sets and maybe() make a space of many recipes, where one recipe is wanted; write one value here, or give"
+    return error_at(f"{what} the whole text to `smallbert compare` or `smallbert search`, which try each", node, text)
+
+
+@contextmanager
+def _pointing(node: ast.AST, text: str) -> Iterator[None]:
+    """Show where in the text an error comes from, unless it already says so."""
+    try:
+        yield
+    except RecipeError:
+        raise
+    except UserError as error:
+        raise error_at(str(error), node, text) from None
+
+
+def error_at(what: str, node: Any, text: str) -> RecipeError:
+    """An error about one part of a recipe text, with carets under it."""
+    lines = [line.encode() for line in _lines(text)]  # ast counts bytes, a caret counts characters
+    start = len(lines[node.lineno - 2][: node.col_offset].decode())
+    end = len(lines[node.end_lineno - 2][: node.end_col_offset].decode())
+    return RecipeError(_pointed(what, text, node.lineno, start, node.end_lineno, end))
+
+
+def _pointed(what: str, text: str, line: int = 2, start: int = 0, end_line: int | None = None, end: int = 0) -> str:
+    """The sentence, then the line it speaks of, then carets; the text's first line is line 2 (see syntax_tree)."""
+    lines = _lines(text)
+    if not 2 <= line < 2 + len(lines):  # Python noticed only behind the end, where the call we put around it closes
+        line, start, end_line = len(lines) + 1, len(lines[-1]), None
+    shown = lines[line - 2].replace("\t", " ")
+    width = (end if end_line == line else len(shown)) - start
+    return f"{what}\n  {shown}\n  {' ' * start}{'^' * max(1, width)}"
+
+
+def _lines(text: str) -> list[str]:
+    """The lines as Python counts them; str.splitlines knows more kinds of line ends."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")

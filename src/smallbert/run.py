@@ -1,0 +1,240 @@
+"""Running a recipe: phase after phase, each planned, built, filled, trained and settled; then measured as a card."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from smallbert.data import Stream, tokenise, usable_length
+from smallbert.encoder import HEAD, Encoder
+from smallbert.errors import UserError
+from smallbert.evaluate import predict
+from smallbert.folders import load_folder, save_folder
+from smallbert.methods import METHODS, Method
+from smallbert.recipe import Recipe
+from smallbert.training.loop import CHECKPOINT_SECONDS, train
+from smallbert.training.phase import Phase
+
+if TYPE_CHECKING:
+    from smallbert.tasks import Task
+
+Say = Callable[[str, int, int, str], None]
+LATEST = "latest"
+
+
+@dataclass
+class Outcome:
+    """What running a recipe gave: the new encoder, and what is worth knowing about how it was made."""
+
+    encoder: Encoder
+    steps: int = 0
+    epochs: float = 0.0
+    packed: bool = False
+    notes: list[str] = field(default_factory=list)
+    diverged: str = ""
+    seconds: float = 0.0
+
+
+@dataclass
+class Setting:
+    """What all phases of one run share."""
+
+    task: Task | None
+    seed: int
+    length: int
+    say: Say
+    work: Path | None
+    key: str
+    pause: float
+    streams: dict[str, Stream] = field(default_factory=dict)
+
+    def tokenise(self, tokenizer: Any) -> Stream:
+        """The task's training examples for a tokenizer, made once."""
+        if self.task is None:
+            raise UserError("this recipe trains, so it needs a task: give --task")
+        name = tokenizer.backend_tokenizer.to_str() if tokenizer is not None else ""
+        if name not in self.streams:
+            rows = self.task.split("train")
+            report = lambda done, total: self.say("tokenising", done, total, "")  # noqa: E731
+            self.streams[name] = tokenise(tokenizer, rows, self.task.kind, self.length, report)
+        made = self.streams[name]
+        return Stream(dict(made.views), made.labels, made.kind, made.windows, made.cut, made.notes)
+
+
+def run_recipe(
+    recipe: Recipe | str,
+    encoder: Encoder,
+    task: Task | None = None,
+    seed: int = 0,
+    *,
+    length: int | None = None,
+    device: str | None = None,
+    work: Path | None = None,
+    key: str = "",
+    say: Say = lambda stage, done, total, info: None,
+    pause: float = CHECKPOINT_SECONDS,
+) -> Outcome:
+    """Make a new encoder by a recipe; the one given is not changed.
+
+    With a `work` folder, finished phases and a checkpoint of the one that runs are kept there, and a killed run of
+    the same key goes on where it was.
+    """
+    recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
+    begun = time.monotonic()
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    limit = usable_length(encoder, length, task) if task is not None else 0
+    setting = Setting(task, seed, limit, say, work, key, pause)
+    marks: dict[str, Encoder] = {}
+    student = encoder.copy().to(device)
+    if task is not None:
+        if has_head_for(encoder, task):
+            marks[LATEST] = encoder
+    outcome = Outcome(student)
+    for number, phase in enumerate(_phases(recipe, encoder, task)):
+        kept = work / f"phase-{number}" if work is not None else None
+        outcome = _run_phase(outcome, phase, number, setting, marks, kept)
+        if outcome.diverged:
+            break
+    outcome.seconds = time.monotonic() - begun
+    outcome.encoder.eval()
+    if outcome.steps and not outcome.diverged and task is not None:
+        outcome.diverged = find_collapse(outcome.encoder, setting)
+    return outcome
+
+
+def has_head_for(encoder: Encoder, task: Task) -> bool:
+    """Whether the encoder already answers in the terms of this task."""
+    if HEAD not in encoder.heads:
+        return False
+    head = encoder.head
+    outputs = {"regress": 1, "answer": 2}.get(task.kind, len(task.labels))
+    return head.kind == task.kind and head.out.out_features == outputs
+
+
+def _phases(recipe: Recipe, encoder: Encoder, task: Task | None) -> list[tuple[Method, ...]]:
+    """The recipe's phases; an encoder without a head for the task gets one first, unless the recipe says which."""
+    phases = [tuple(phase) for phase in recipe.phases()]
+    named = any(method.name == "head" for phase in phases for method in phase)
+    if task is not None and not named and not has_head_for(encoder, task):
+        phases.insert(0, (METHODS["head"](),))
+    return phases
+
+
+def _run_phase(
+    before: Outcome,
+    methods: tuple[Method, ...],
+    number: int,
+    setting: Setting,
+    marks: dict[str, Encoder],
+    kept: Path | None,
+) -> Outcome:
+    encoder, trains = before.encoder, any(method.trains for method in methods)
+    key = f"{setting.key} phase {number}: {' + '.join(map(str, methods))}"
+    if trains and kept is not None and (done := _finished(kept, key)) is not None:
+        outcome = Outcome(done["encoder"].to(encoder.device), *done["counts"], [*before.notes, *done["notes"]])
+        marks[LATEST] = outcome.encoder
+        return outcome
+    for method in sorted(methods, key=lambda method: method.stage):
+        encoder = _change(encoder, method, setting)
+    if trains and not any(method.is_train_setting for method in methods):
+        methods = (*methods, METHODS["train"]())
+    phase = Phase(encoder, methods, setting.task, setting.seed, marks)
+    outcome = Outcome(encoder, before.steps, before.epochs, before.packed, list(before.notes))
+    if trains:
+        _prepare(phase, setting)
+        train(phase, setting.say, None if kept is None else kept.with_suffix(".checkpoint"), key, setting.pause)
+        outcome.steps += phase.step
+        outcome.epochs += phase.settings.epochs
+        outcome.packed = any(note.startswith("packed") for note in phase.notes)
+        outcome.diverged = phase.diverged
+    else:
+        for method in phase.methods:
+            method.attach(phase)
+    phase.fold()
+    for method in phase.methods:
+        method.settle(phase)
+    phase.fold()
+    outcome.notes += [note for note in phase.notes if note not in outcome.notes]
+    if trains and not phase.diverged:
+        marks[LATEST] = encoder.copy()
+        if kept is not None:
+            _keep(kept, key, outcome, len(before.notes))
+    return outcome
+
+
+def _change(encoder: Encoder, method: Method, setting: Setting) -> Encoder:
+    """Plan, build and fill one method on a copy, so that filling can still read the encoder as it was."""
+    plan = method.plan(encoder, setting.task)
+    if type(method).build is Method.build and type(method).fill is Method.fill:
+        encoder.apply_method(method, plan)
+        return encoder
+    changed = encoder.copy()
+    changed.apply_method(method, plan)
+    method.fill(changed, encoder, plan, setting.task, setting.seed)
+    return changed
+
+
+def _prepare(phase: Phase, setting: Setting) -> None:
+    """Find the data of a training phase, let its methods attach what they need, and hold what was settled before."""
+    streams = [stream for method in phase.methods if (stream := method.data(setting.task, phase.encoder)) is not None]
+    if len(streams) > 1:
+        raise UserError("two methods of one phase both bring data; put them into phases of their own")
+    phase.tokenise = setting.tokenise
+    phase.stream = streams[0] if streams else setting.tokenise(phase.encoder.tokenizer)
+    phase.notes += phase.stream.notes
+    phase.hold_zeros()
+    for method in phase.methods:
+        method.attach(phase)
+    phase.add_term_weights()
+
+
+def _finished(kept: Path, key: str) -> dict[str, Any] | None:
+    """A phase of the same work that was finished before, if there is one."""
+    import json
+
+    about = kept / "phase.json"
+    if not about.is_file():
+        return None
+    saved = json.loads(about.read_text(encoding="utf-8"))
+    return {**saved, "encoder": load_folder(kept)} if saved["key"] == key else None
+
+
+def _keep(kept: Path, key: str, outcome: Outcome, known: int) -> None:
+    """Save a finished phase, then drop the checkpoint that led to it."""
+    import shutil
+
+    from accelerate import PartialState
+
+    from smallbert.files import write_json
+
+    if not PartialState().is_main_process:
+        return
+    save_folder(outcome.encoder, kept)
+    counts = [outcome.steps, outcome.epochs, outcome.packed]
+    write_json(kept / "phase.json", {"key": key, "counts": counts, "notes": outcome.notes[known:]})
+    shutil.rmtree(kept.with_suffix(".checkpoint"), ignore_errors=True)
+
+
+def find_collapse(encoder: Encoder, setting: Setting, most: int = 1000) -> str:
+    """Why a trained classifier must be called collapsed, judged on a sample of its own training examples; "" if not."""
+    task = setting.task
+    if task is None or task.kind != "classify":
+        return ""
+    rows = task.split("train")
+    chosen = np.random.default_rng(setting.seed).permutation(len(rows))[:most]
+    sample = rows.take(chosen)
+    gold = np.array(sample.labels)
+    guess = predict(encoder, tokenise(encoder.tokenizer, sample, task.kind, setting.length), task, sample)
+    right, largest = 100 * (guess == gold).mean(), 100 * np.bincount(gold).max() / len(gold)
+    one = 100 * np.bincount(guess).max() / len(guess)
+    if right <= largest + 2:
+        return f"train accuracy is {right:.1f}, no better than always guessing the largest class ({largest:.1f})"
+    if one >= 99 > largest:
+        return f"{one:.1f} % of all predictions are one class"
+    return ""

@@ -1,0 +1,66 @@
+"""A search space is a recipe with choices in it: a set means "try each", maybe(x) means "without and with".
+
+    drop_layers({3, 6}) | distill(alpha={0.5, 0.9}) | maybe(quantize(8))
+
+holds eight recipes.
+"""
+
+import ast
+import copy
+from itertools import product
+from math import prod
+from typing import Any
+
+from smallbert.errors import UserError
+from smallbert.recipe import Recipe, error_at, read_tree, syntax_tree
+
+
+def expand_space(text: str, limit: int = 1000) -> list[Recipe]:
+    """Every recipe of a space, in the order written and each once; a plain recipe is a space of one.
+
+    >>> [str(recipe) for recipe in expand_space("drop_layers({3, 6})")]
+    ["drop_layers(keep=3, which='even')", "drop_layers(keep=6, which='even')"]
+    """
+    try:
+        tree = syntax_tree(text)
+        if tree is None:
+            return [Recipe()]
+        if (count := _count(tree, text)) > limit:
+            raise UserError(f"this space holds {count:,} recipes, more than the limit of {limit:,}; offer fewer values")
+        return list(dict.fromkeys(read_tree(choice, text) for choice in _choices(tree)))
+    except RecursionError:
+        raise UserError("this space is nested too deeply; write it as several smaller ones") from None
+
+
+def _count(node: ast.AST, text: str) -> int:
+    """How many recipes there are, equal ones included, found without making them."""
+    match node:
+        case ast.Set(elts=items):
+            return sum(_count(item, text) for item in items)
+        case ast.Call(func=ast.Name(id="maybe"), args=[inner], keywords=[]):
+            return 1 + _count(inner, text)
+        case ast.Name(id="maybe") | ast.Call(func=ast.Name(id="maybe")):
+            raise error_at("maybe takes one recipe, such as maybe(quantize(8))", node, text)
+    return prod(_count(child, text) for child in ast.iter_child_nodes(node))
+
+
+def _choices(node: Any) -> list[Any]:
+    """Every tree without sets and maybe() that this one stands for; places in the text stay, for errors to point at."""
+    match node:
+        case ast.Set(elts=items):
+            return [choice for item in items for choice in _choices(item)]
+        case ast.Call(func=ast.Name(id="maybe"), args=[inner]):
+            return [ast.copy_location(ast.Name("identity", ast.Load()), node), *_choices(inner)]
+        case list():
+            return [list(choice) for choice in product(*map(_choices, node))]
+        case ast.AST():
+            names, values = zip(*ast.iter_fields(node), strict=True) if node._fields else ((), ())
+            return [_with(node, names, choice) for choice in product(*map(_choices, values))]
+    return [node]
+
+
+def _with(node: ast.AST, names: tuple[str, ...], values: tuple[Any, ...]) -> ast.AST:
+    changed = copy.copy(node)
+    for name, value in zip(names, values, strict=True):
+        setattr(changed, name, value)
+    return changed

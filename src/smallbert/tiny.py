@@ -1,0 +1,93 @@
+"""Tiny random encoders of every family, with a tokenizer made on the spot: for checking machinery in seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+
+from smallbert.encoder import Encoder
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 32,
+    "max_position_embeddings": 72,
+    "pad_token_id": 0,
+}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "bert": _SHAPE,
+    "roberta": _SHAPE,
+    "xlm-roberta": _SHAPE,
+    "electra": {**_SHAPE, "embedding_size": 8},
+    "distilbert": {
+        "vocab_size": 100,
+        "dim": 16,
+        "n_layers": 4,
+        "n_heads": 4,
+        "hidden_dim": 32,
+        "max_position_embeddings": 72,
+        "pad_token_id": 0,
+    },
+    "albert": {**_SHAPE, "embedding_size": 8},
+    "mpnet": _SHAPE,
+    "modernbert": {
+        **_SHAPE,
+        "local_attention": 8,
+        "global_attn_every_n_layers": 2,
+        "cls_token_id": 2,
+        "sep_token_id": 3,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+    },
+    "deberta-v2": {
+        **_SHAPE,
+        "relative_attention": True,
+        "position_buckets": 8,
+        "pos_att_type": ["p2c", "c2p"],
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "position_biased_input": False,
+    },
+}
+
+WORDS = (
+    "a the this that it film story plot acting music scene ending cast idea book food place was is seems feels looks "
+    "great good lovely warm clever bright fine sweet moving sharp bad dull weak cold silly grey poor slow clumsy flat "
+    "very rather quite not never always and but with of for in on to so too really"
+).split()
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """A word-level tokenizer over a hundred tokens, with the special tokens of BERT."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    names += [f"word{number}" for number in range(100 - len(names))]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    special = {f"{name.lower()}_token": f"[{name}]" for name in ("PAD", "UNK", "CLS", "SEP", "MASK")}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **special)
+
+
+def make_encoder(family: str = "bert", seed: int = 0, **shape: Any) -> Encoder:
+    """A tiny encoder of a family with random weights; `shape` overrides entries of its config."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        backbone = AutoModel.from_config(AutoConfig.for_model(family, **{**SHAPES[family], **shape}))
+        # All norms start at one and all biases at zero, which would hide a part read from the wrong place.
+        with torch.no_grad():
+            for parameter in backbone.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return Encoder(backbone, make_tokenizer()).eval()

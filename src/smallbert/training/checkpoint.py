@@ -1,0 +1,63 @@
+"""The whole state of a training phase as tensors and JSON, so that a killed run goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from smallbert.files import write_folder, write_json
+from smallbert.training.phase import Phase
+
+
+def gather_state(phase: Phase) -> dict[str, Tensor]:
+    """All training state as one dictionary of tensors, by name."""
+    state = {f"encoder.{name}": tensor for name, tensor in phase.encoder.state_dict().items()}
+    state |= {f"modules.{name}": tensor for name, tensor in phase.modules.state_dict().items()}
+    assert phase.optimiser is not None
+    for number, entry in phase.optimiser.state_dict()["state"].items():
+        for name, value in entry.items():
+            state[f"optimiser.{number}.{name}"] = value if isinstance(value, Tensor) else torch.tensor(value)
+    return state
+
+
+def save_checkpoint(phase: Phase, folder: Path, key: str) -> None:
+    """Save the state beside the last one, then take its place."""
+    tensors: dict[str, Tensor] = {}
+    seen: set[tuple[int, Any]] = set()
+    for name, tensor in gather_state(phase).items():
+        spot = (tensor.data_ptr(), tensor.shape)
+        tensors[name] = tensor.detach().cpu().contiguous() if spot not in seen else tensor.detach().cpu().clone()
+        seen.add(spot)
+    with write_folder(folder) as aside:
+        save_file(tensors, aside / "state.safetensors")
+        write_json(aside / "state.json", {"step": phase.step, "total": phase.total, "key": key, "notes": phase.notes})
+
+
+def load_checkpoint(phase: Phase, folder: Path, key: str) -> bool:
+    """Go on from a checkpoint of the same work; False where there is none."""
+    if not (folder / "state.json").is_file():
+        return False
+    about = json.loads((folder / "state.json").read_text())
+    if about["key"] != key or about["total"] != phase.total:
+        return False  # another recipe, another data set or another length of training
+    tensors = load_file(folder / "state.safetensors")
+    parts: dict[str, dict[str, Tensor]] = {"encoder": {}, "modules": {}, "optimiser": {}}
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition(".")
+        parts[part][rest] = tensor
+    phase.encoder.load_state_dict(parts["encoder"])
+    phase.modules.load_state_dict(parts["modules"])
+    assert phase.optimiser is not None
+    whole = phase.optimiser.state_dict()
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in parts["optimiser"].items():
+        number, _, entry = name.partition(".")
+        state.setdefault(int(number), {})[entry] = tensor
+    phase.optimiser.load_state_dict({**whole, "state": state})
+    phase.step = about["step"]
+    return True

@@ -1,0 +1,219 @@
+"""The one training loop: every technique trains here, on one process or many, on CPU or GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from torch import Tensor, nn
+
+from smallbert.batch import Batch
+from smallbert.data import STUDENT, Layout, Stream, cut_into_batches, make_batch
+from smallbert.errors import UserError
+from smallbert.training.checkpoint import load_checkpoint, save_checkpoint
+from smallbert.training.graphs import Graphs
+from smallbert.training.optimiser import make_optimiser, set_rates, trained_parameters
+from smallbert.training.phase import Phase
+from smallbert.training.schedule import warmup_then_linear
+
+Say = Callable[[str, int, int, str], None]
+Batches = dict[str, Batch]
+CHECKPOINT_SECONDS = 120.0
+
+
+def choose_layout(phase: Phase, stream: Stream) -> Layout:
+    """Packed on a GPU where the family's attention allows it, else padded by buckets of like length."""
+    lengths = np.maximum.reduce([tokens.lengths for tokens in stream.views.values()])
+    longest, cuda = int(lengths.max()), phase.device.type == "cuda"
+    packed = cuda and phase.encoder.packable and phase.settings.layout != "padded"
+    packed = packed or (phase.settings.layout == "packed" and phase.encoder.packable)
+    if packed:
+        phase.notes.append("packed batches: no padding, and no dropout on attention probabilities")
+        tokens = float(lengths.mean()) * phase.settings.batch
+        return Layout(True, longest, grain=256 if tokens < 4096 else 1024)
+    if cuda:
+        phase.notes.append(f"{phase.encoder.family} attention cannot be packed: length buckets instead")
+    return Layout(False, longest, multiple=16 if cuda else 1)
+
+
+def train(phase: Phase, say: Say, work: Path | None = None, key: str = "", pause: float = CHECKPOINT_SECONDS) -> None:
+    """Train a phase to its end, from its last checkpoint in `work` if there is one; leaves the encoder in eval mode."""
+    settings, stream = phase.settings, phase.stream
+    if stream is None or len(stream) == 0:
+        raise UserError("there is nothing to train on: the task has no training examples")
+    state = PartialState()
+    phase.world = state.num_processes
+    plan = _Plan(stream, choose_layout(phase, stream), settings.batch, phase.seed, state)
+    phase.total = max(1, round(settings.epochs * plan.steps_per_epoch))
+    phase.optimiser = make_optimiser(phase)
+    if work is not None and load_checkpoint(phase, work, key):
+        phase.notes.append(f"went on from a checkpoint at step {phase.step}")
+    take = _stepper(phase)
+    watch = _Watch(phase, say, state)
+    saved = time.monotonic()
+    phase.encoder.train()
+    phase.modules.train()
+    with _dropout(phase.encoder, settings.dropout):
+        try:
+            while phase.step < phase.total and not phase.diverged:
+                batches = plan.batches(phase.step, phase.device)
+                torch.manual_seed(_mix(phase.seed, phase.step, state.process_index))
+                phase.set_dials()
+                set_rates(phase, warmup_then_linear((phase.step + 1) / (phase.total + 1), settings.warmup))
+                loss = take(batches)
+                phase.step += 1
+                watch.note(loss)
+                for method in phase.methods:
+                    if method.every() and phase.step % method.every() == 0:
+                        method.look(phase)
+                if work is not None and state.is_main_process and time.monotonic() - saved > pause:
+                    save_checkpoint(phase, work, key)
+                    saved = time.monotonic()
+        except KeyboardInterrupt:
+            if work is not None and state.is_main_process:
+                save_checkpoint(phase, work, key)
+            raise
+    phase.encoder.eval()
+    phase.modules.eval()
+    phase.set_dials()  # every dial at its end
+    watch.finish()
+
+
+def take_step(phase: Phase, batches: Batches) -> Tensor:
+    """One step: loss, gradients, clipping, update. Tensors in, tensors changed, nothing read back to Python."""
+    assert phase.optimiser is not None
+    phase.optimiser.zero_grad(set_to_none=True)
+    with torch.autocast("cuda", torch.bfloat16, enabled=phase.device.type == "cuda" and phase.settings.half):
+        loss = phase.loss(batches)
+    loss.backward()
+    parameters = [parameter for parameter in trained_parameters(phase) if parameter.grad is not None]
+    if phase.world > 1:
+        _sum_over_processes([parameter.grad for parameter in parameters if parameter.grad is not None])
+    for method in phase.methods:
+        method.after_backward(phase)
+    if phase.settings.clip:
+        _clip(phase.optimiser, parameters, phase.settings.clip)
+    phase.optimiser.step()
+    for method in phase.methods:
+        method.after_step(phase)
+    return loss.detach()
+
+
+def _clip(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter], most: float) -> None:
+    """Let the fused update scale gradients down to a joint norm of `most`, which spares a pass over all of them.
+
+    The same two fields tell a fused optimiser to leave everything as it is when the norm is not a number.
+    """
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    optimiser.grad_scale = (norm / most).clamp(min=1.0)  # type: ignore[attr-defined]
+    optimiser.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
+
+
+def _stepper(phase: Phase) -> Callable[[Batches], Tensor]:
+    """How a step is taken: as written, wrapped by the one method that may, or replayed from a CUDA graph."""
+    wraps = [wrap for method in phase.methods if (wrap := method.around_step()) is not None]
+    if len(wraps) > 1:
+        raise UserError("two methods of one phase both wrap the training step; put them into phases of their own")
+    if wraps:
+        return lambda batches: wraps[0](phase, batches, take_step)
+    if phase.device.type == "cuda" and phase.world == 1 and phase.settings.graphs:
+        return Graphs(phase, take_step)
+    return lambda batches: take_step(phase, batches)
+
+
+class _Plan:
+    """Which examples each step sees: a function of the seed and the step alone, so that a resumed run sees the same."""
+
+    def __init__(self, stream: Stream, layout: Layout, batch: int, seed: int, state: PartialState):
+        self.stream, self.layout, self.batch, self.seed = stream, layout, batch, seed
+        self.rank, self.world = state.process_index, state.num_processes
+        self.steps_per_epoch = -(-len(stream) // batch)
+        self.slots = -(-min(batch, len(stream)) // self.world) if layout.packed or layout.multiple > 1 else 0
+        self.epoch = lru_cache(2)(self._epoch)
+
+    def _epoch(self, number: int) -> list[np.ndarray]:
+        lengths = self.stream.views[STUDENT].lengths
+        return cut_into_batches(lengths, self.batch, _mix(self.seed, number, 7), bucket=not self.layout.packed)
+
+    def batches(self, step: int, device: torch.device) -> Batches:
+        """The batch of a step, this process's share of it, in every view."""
+        whole = self.epoch(step // self.steps_per_epoch)[step % self.steps_per_epoch]
+        count = torch.tensor(float(max(1, self.stream.units(whole))))
+        mine = whole[self.rank :: self.world]
+        made = {}
+        for view in self.stream.views:
+            batch = make_batch(self.stream, mine if len(mine) else whole[:1], self.layout, slots=self.slots, view=view)
+            if not len(mine) and batch.present is not None:
+                batch.present.zero_()  # a process without an example of its own still takes part in the step
+            made[view] = _with_count(batch, count).to(device)
+        return made
+
+
+def _with_count(batch: Batch, count: Tensor) -> Batch:
+    from dataclasses import replace
+
+    return replace(batch, count=count)
+
+
+class _Watch:
+    """Looks at the loss now and then (each look waits for the device), tells how far it is, notices a broken run."""
+
+    def __init__(self, phase: Phase, say: Say, state: PartialState):
+        self.phase, self.say, self.state = phase, say, state
+        self.begun, self.first, self.last = time.monotonic(), phase.step, 0.0
+
+    def note(self, loss: Tensor) -> None:
+        phase = self.phase
+        if phase.step % 20 and phase.step != phase.total and phase.step > 2:
+            return
+        value = float(loss)
+        if not np.isfinite(value):
+            phase.diverged = f"the loss became {value} by step {phase.step} of {phase.total}"
+        now = time.monotonic()
+        if now - self.last > 0.2 or phase.step == phase.total:
+            self.last = now
+            self.say("training", phase.step, phase.total, f"loss {value:.3f}")
+
+    def finish(self) -> None:
+        self.phase.seconds = time.monotonic() - self.begun
+
+
+class _dropout:
+    """Another dropout rate for the length of a phase, in every module that has one."""
+
+    def __init__(self, encoder: nn.Module, rate: float | None):
+        self.encoder, self.rate = encoder, rate
+        self.before: list[tuple[nn.Module, str, float]] = []
+
+    def __enter__(self) -> None:
+        if self.rate is None:
+            return
+        for module in self.encoder.modules():
+            for name in ("p", "attention_dropout"):
+                if isinstance(getattr(module, name, None), float) and (name != "p" or isinstance(module, nn.Dropout)):
+                    self.before.append((module, name, getattr(module, name)))
+                    setattr(module, name, self.rate)
+
+    def __exit__(self, *_: object) -> None:
+        for module, name, rate in self.before:
+            setattr(module, name, rate)
+
+
+def _sum_over_processes(gradients: list[Tensor]) -> None:
+    """Add up gradients over processes, all in one message."""
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    torch.distributed.all_reduce(flat)
+    start = 0
+    for gradient in gradients:
+        gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
+        start += gradient.numel()
+
+
+def _mix(*numbers: int) -> int:
+    """One seed from several numbers, far apart for near ones."""
+    return int(np.random.SeedSequence([number & 0xFFFFFFFF for number in numbers]).generate_state(1)[0])

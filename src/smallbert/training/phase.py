@@ -1,0 +1,234 @@
+"""A phase: an encoder being changed, and all that the methods of the phase attach to it while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from smallbert.batch import Batch
+from smallbert.data import STUDENT, Stream
+from smallbert.encoder import Encoder
+from smallbert.errors import UserError
+from smallbert.heads import losses
+from smallbert.training.schedule import Schedule, constant
+from smallbert.walk import Route, States
+
+if TYPE_CHECKING:
+    from smallbert.methods import Method
+    from smallbert.tasks import Task
+
+Weights = dict[str, Tensor]
+HELD_STAGE = 90  # what earlier phases settled is applied last, over whatever this phase does to a weight
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Weights as the model should see them, made from the weights as they are stored: once a step, all together."""
+
+    stage: int
+    names: list[str]
+    make: Callable[[Weights], Weights]
+
+
+class Phase:
+    """What the hooks of a method may use: the encoder, marks, dials, transforms, extra modules, the teacher."""
+
+    def __init__(
+        self, encoder: Encoder, methods: tuple[Method, ...], task: Task | None, seed: int, marks: dict[str, Encoder]
+    ):
+        """Begin a phase on an encoder that it may change."""
+        self.encoder, self.task, self.seed, self.marks = encoder, task, seed, marks
+        self.methods = sorted(methods, key=lambda method: method.stage)  # stable: equal stages keep their order
+        self.settings: Any = next((method for method in methods if method.is_train_setting), None)
+        self.stream: Stream | None = None
+        self.tokenise: Callable[[Any], Stream] = lambda tokenizer: _no_stream()
+        self.device = encoder.device
+        self.modules = nn.ModuleDict()  # trained beside the encoder, gone when the phase ends
+        self.transforms: list[Transform] = []
+        self.schedules: dict[str, Schedule] = {}
+        self.dials: dict[str, Tensor] = {}
+        self.rates: list[tuple[list[nn.Parameter], float]] = []  # parameters with a learning rate of their own
+        self.taps: set[str] = set()
+        self.route: Route | None = None
+        self.step, self.total = 0, 0
+        self.world = 1
+        self.notes: list[str] = []
+        self._teachers: dict[str, Encoder] = {}
+        self.diverged = ""
+        self.seconds = 0.0
+        self.optimiser: torch.optim.Optimizer | None = None
+
+    # What a method may ask for in `attach`.
+
+    def dial(self, name: str, schedule: Schedule | float) -> Tensor:
+        """A number on the device that follows a schedule; a method reads it, the loop sets it before each step."""
+        if name in self.schedules:
+            raise UserError(f"two methods of one phase both turn the dial {name!r}; put them into phases of their own")
+        self.schedules[name] = schedule if isinstance(schedule, Schedule) else constant(schedule)
+        self.dials[name] = torch.tensor(self.schedules[name].at(0.0), device=self.device)
+        return self.dials[name]
+
+    def transform(self, names: list[str], make: Callable[[Weights], Weights], stage: int) -> None:
+        """Let the model see other weights than the stored ones, from now to the end of the phase."""
+        self.transforms.append(Transform(stage, names, make))
+        self.transforms.sort(key=lambda transform: transform.stage)
+
+    def train_module(self, name: str, module: nn.Module, lr: float | None = None) -> nn.Module:
+        """Train another module beside the encoder, with a learning rate of its own if one is given."""
+        self.modules[name] = module.to(self.device)
+        if lr is not None:
+            self.rates.append((list(module.parameters()), lr))
+        return self.modules[name]
+
+    def teacher(self, name: str) -> Encoder:
+        """A frozen encoder to learn from: a mark, "latest" for the last trained one, or a saved folder."""
+        if name in self._teachers:
+            return self._teachers[name]
+        if name in self.marks:
+            found = self.marks[name].copy()
+        elif name == "latest":
+            raise UserError(
+                "distillation needs a trained teacher, and nothing was trained yet: start from a fine-tuned model, "
+                "put finetune before it, or write distill(teacher='folder')"
+            )
+        else:
+            from smallbert.encoder import load
+
+            found = load(name)
+        self._teachers[name] = found.to(self.device).eval().requires_grad_(False)
+        return self._teachers[name]
+
+    def add_view(self, name: str, tokenizer: Any) -> None:
+        """Let another model read the same texts through its own tokenizer; one that cuts them alike shares the view."""
+        if self.stream is None or same_tokens(tokenizer, self.encoder.tokenizer):
+            return
+        if self.stream.kind not in ("classify", "regress"):
+            raise UserError("a teacher with another tokenizer can teach whole texts only, not tokens or spans")
+        self.stream.views[name] = self.tokenise(tokenizer).views[STUDENT]
+
+    # What the loop asks.
+
+    def hold_zeros(self) -> None:
+        """Keep the zeros that earlier phases settled on, through all that this phase trains."""
+        held = [(f"{name}.weight", module.weight) for name, module in self.encoder.held("zeros")]
+        masks = {name: weight != 0 for name, weight in held if isinstance(weight, nn.Parameter)}
+        if masks:
+            self.transform(list(masks), lambda weights: {n: w * masks[n] for n, w in weights.items()}, HELD_STAGE)
+
+    def set_dials(self) -> None:
+        """Turn every dial to where the schedule has it at this step."""
+        progress = self.step / max(self.total, 1)
+        for name, schedule in self.schedules.items():
+            self.dials[name].fill_(schedule.at(progress))
+
+    def weights(self) -> Weights:
+        """Every transformed weight, by its name in the encoder, made once for this step."""
+        stored, made = dict(self.encoder.named_parameters()), Weights()
+        for transform in self.transforms:
+            made.update(transform.make({name: made.get(name, stored[name]) for name in transform.names}))
+        return made
+
+    def look_at(self, batches: dict[str, Batch]) -> Step:
+        """Run the encoder over a batch, with the weights as this phase wants them seen."""
+        student = _Student(self)
+        batch = batches[STUDENT]
+        made = self.weights()
+        if made:
+            seen = functional_call(student, {f"encoder.{name}": weight for name, weight in made.items()}, (batch,))
+        else:
+            seen = student(batch)
+        return Step(self, batches, *seen)
+
+    def loss(self, batches: dict[str, Batch]) -> Tensor:
+        """The whole loss of a batch: the task's own and the methods' terms, each with its weight."""
+        step = self.look_at(batches)
+        terms: dict[str, Tensor] = {}
+        for method in self.methods:
+            terms.update(method.loss(step))
+        if step.batch.labels is not None and not self._is_off("task"):
+            terms["task"] = step.mean(losses(self.encoder.head, step.scores, step.batch))
+        total = [self._weight(name) * value for name, value in terms.items()]
+        if not total:
+            raise UserError("this phase has nothing to learn from: no labels and no method with a loss")
+        return torch.stack([term.float() for term in total]).sum()
+
+    def fold(self) -> None:
+        """Write the weights as seen into the weights as stored; the transforms are done with."""
+        with torch.no_grad():
+            stored = dict(self.encoder.named_parameters())
+            for name, weight in self.weights().items():
+                stored[name].copy_(weight)
+        self.transforms.clear()
+
+    def add_term_weights(self) -> None:
+        """Make a dial of each method's say in the weight of each loss term."""
+        for number, method in enumerate(self.methods):
+            for name, weight in method.weights(self).items():
+                self.dial(f"{name} weight {number}", weight)
+
+    def _weight(self, name: str) -> Tensor | float:
+        """The product of what every method says about a term."""
+        weight: Tensor | float = 1.0
+        for dial, value in self.dials.items():
+            if dial.startswith(f"{name} weight "):
+                weight = weight * value
+        return weight
+
+    def _is_off(self, name: str) -> bool:
+        said = [s for dial, s in self.schedules.items() if dial.startswith(f"{name} weight ")]
+        return any(s.start == 0 and s.end == 0 for s in said)
+
+
+def same_tokens(one: Any, other: Any) -> bool:
+    """Whether two tokenizers cut every text into the same numbers."""
+    return one is other or one.backend_tokenizer.to_str() == other.backend_tokenizer.to_str()
+
+
+def _no_stream() -> Stream:
+    raise UserError("this phase has no task, so there is no text to tokenise")
+
+
+class Step:
+    """One batch as the encoder saw it: what a method's `loss` reads."""
+
+    def __init__(self, phase: Phase, batches: dict[str, Batch], states: States, scores: Tensor):
+        """Keep what was seen."""
+        self.phase, self.batches, self.states, self.scores = phase, batches, states, scores
+
+    @property
+    def batch(self) -> Batch:
+        """The batch as the student reads it."""
+        return self.batches[STUDENT]
+
+    def batch_for(self, view: str) -> Batch:
+        """The same texts as another model reads them."""
+        return self.batches.get(view, self.batch)
+
+    def mean(self, each: Tensor) -> Tensor:
+        """The mean of one loss a sequence (or a token), over the batches of all processes together."""
+        count = self.batch.count
+        if count is None:
+            count = each.new_tensor(float(each.shape[0])) if self.batch.present is None else self.batch.present.sum()
+        return each.float().sum() / count
+
+    def penalty(self, value: Tensor) -> Tensor:
+        """A term that depends on no example, counted once however many processes there are."""
+        return value / self.phase.world
+
+
+class _Student(nn.Module):
+    """The encoder as one call, so that its weights can be exchanged for the time of that call."""
+
+    def __init__(self, phase: Phase):
+        super().__init__()
+        self.encoder = phase.encoder
+        self.see = (tuple(sorted(phase.taps)), phase.route)
+
+    def forward(self, batch: Batch) -> tuple[States, Tensor]:
+        states = self.encoder.states(batch, *self.see)
+        return states, self.encoder.read(states, batch)

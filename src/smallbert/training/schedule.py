@@ -1,0 +1,45 @@
+"""One kind of schedule for every dial: densities, loss weights, temperatures, thresholds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SHAPES = {
+    "constant": lambda share: 1.0,
+    "linear": lambda share: share,
+    "cubic": lambda share: 1 - (1 - share) ** 3,
+    "staircase": lambda share: share,
+}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A value that moves from `start` to `end` while the phase goes from `begin` to `finish` (shares of its steps).
+
+    Schedule(1.0, 0.1, begin=0.1, finish=0.7, shape="cubic").at(0.0)  ->  1.0
+    """
+
+    start: float
+    end: float
+    begin: float = 0.0
+    finish: float = 1.0
+    shape: str = "linear"
+    stairs: int = 1
+
+    def at(self, progress: float) -> float:
+        """The value when this share of the phase's steps is done."""
+        span = self.finish - self.begin
+        share = min(max((progress - self.begin) / span, 0.0), 1.0) if span > 0 else float(progress >= self.finish)
+        if self.shape == "staircase":
+            share = int(share * self.stairs + 1e-9) / self.stairs
+        return self.start + (self.end - self.start) * SHAPES[self.shape](share)
+
+
+def constant(value: float) -> Schedule:
+    """A value that stays."""
+    return Schedule(value, value, shape="constant")
+
+
+def warmup_then_linear(progress: float, warmup: float) -> float:
+    """The usual learning-rate factor: up to one during the warm-up share, then down to zero in a straight line."""
+    return progress / warmup if progress < warmup else max(0.0, (1.0 - progress) / max(1.0 - warmup, 1e-9))

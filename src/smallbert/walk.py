@@ -1,0 +1,198 @@
+"""The one place that runs a backbone: embed, then layer after layer, whatever the family.
+
+Hugging Face's modules do the arithmetic; the order in which they run is ours, so that a technique can skip,
+replace or mix layers without knowing any family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from smallbert.anatomy import anatomy, layers, part
+from smallbert.batch import Batch
+
+Arguments = Callable[[nn.Module], dict[str, Any]]
+Route = Callable[[int, Tensor, Callable[[Tensor], Tensor]], Tensor]
+
+
+@dataclass
+class States:
+    """What a walk saw: the embedding output and every layer's output, and what was tapped on the way."""
+
+    hidden: list[Tensor]
+    taps: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    @property
+    def last(self) -> Tensor:
+        """The output of the last layer."""
+        return self.hidden[-1]
+
+
+def walk(backbone: nn.Module, order: list[int], batch: Batch, route: Route | None = None) -> Iterator[Tensor]:
+    """Yield the embedding output, then each layer's output, in the order in which `order` runs the layers.
+
+    route(i, hidden, layer) decides what the i-th step does; without one it is layer(hidden).
+    """
+    style = WALKS[anatomy(backbone).style]
+    hidden = style.embed(backbone, batch)
+    arguments = style.arguments(backbone, batch, hidden)
+    stack = layers(backbone)
+    yield hidden
+    for place, number in enumerate(order):
+        run = _caller(style, backbone, stack[number], arguments, place == 0, batch)
+        hidden = run(hidden) if route is None else route(place, hidden, run)
+        if place == len(order) - 1 and style.finish is not None:
+            hidden = style.finish(backbone, hidden)
+        yield hidden
+
+
+def collect(
+    backbone: nn.Module, order: list[int], batch: Batch, route: Route | None = None, taps: tuple[str, ...] = ()
+) -> States:
+    """Walk to the end and keep every hidden state, and the outputs of the parts named in `taps` (q, k, v, …)."""
+    if not taps:
+        return States(list(walk(backbone, order, batch, route)))
+    seen: dict[str, list[Tensor]] = {role: [] for role in taps}
+    place = 0
+
+    def follow(now: int, hidden: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
+        nonlocal place
+        place = now
+        return layer(hidden) if route is None else route(now, hidden, layer)
+
+    def tap(layer: nn.Module, role: str) -> Any:
+        spot = part(backbone, layer, role)
+
+        def remember(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            if len(seen[role]) <= place:  # DeBERTa sends its relative positions through the same matrix afterwards
+                seen[role].append(output.chunk(spot.blocks, -1)[spot.block])
+
+        return spot.module.register_forward_hook(remember)
+
+    with ExitStack() as stack:
+        for layer in layers(backbone):
+            for role in taps:
+                stack.enter_context(tap(layer, role))
+        hidden = list(walk(backbone, order, batch, follow))
+    return States(hidden, seen)
+
+
+def _caller(
+    style: Style, backbone: nn.Module, layer: nn.Module, arguments: Arguments, first: bool, batch: Batch
+) -> Callable[[Tensor], Tensor]:
+    def run(hidden: Tensor) -> Tensor:
+        output = layer(hidden, **arguments(layer))
+        output = output[0] if isinstance(output, tuple) else output
+        return style.after_first(backbone, hidden, output, batch) if first and style.after_first else output
+
+    return run
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one kind of backbone is walked."""
+
+    embed: Callable[[nn.Module, Batch], Tensor]
+    arguments: Callable[[nn.Module, Batch, Tensor], Arguments]
+    finish: Callable[[nn.Module, Tensor], Tensor] | None = None
+    after_first: Callable[[nn.Module, Tensor, Tensor, Batch], Tensor] | None = None
+
+
+def _positions(backbone: nn.Module, batch: Batch) -> Tensor:
+    return batch.position_ids + (backbone.embeddings.padding_idx + 1 if anatomy(backbone).offset else 0)
+
+
+def _embed(backbone: nn.Module, batch: Batch) -> Tensor:
+    extra = {"token_type_ids": batch.token_type_ids} if anatomy(backbone).token_types else {}
+    hidden = backbone.embeddings(input_ids=batch.input_ids, position_ids=_positions(backbone, batch), **extra)
+    project = getattr(backbone, "embeddings_project", None)
+    return hidden if project is None else project(hidden)
+
+
+def _embed_albert(backbone: nn.Module, batch: Batch) -> Tensor:
+    return backbone.encoder.embedding_hidden_mapping_in(_embed(backbone, batch))
+
+
+def _embed_deberta(backbone: nn.Module, batch: Batch) -> Tensor:
+    return backbone.embeddings(
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        token_type_ids=batch.token_type_ids,
+        mask=_mask(batch),
+    )
+
+
+def _embed_modernbert(backbone: nn.Module, batch: Batch) -> Tensor:
+    return backbone.embeddings(input_ids=batch.input_ids)
+
+
+def _mask(batch: Batch) -> Tensor:
+    return torch.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask
+
+
+def _key_mask(batch: Batch) -> Tensor | None:
+    """True where a token may be attended to: (batch, 1, 1, tokens)."""
+    return None if batch.attention_mask is None else batch.attention_mask.bool()[:, None, None, :]
+
+
+def _packing(batch: Batch) -> dict[str, Any]:
+    return {"bounds": batch.bounds, "longest": batch.longest} if batch.packed else {}
+
+
+def _plain_arguments(backbone: nn.Module, batch: Batch, hidden: Tensor) -> Arguments:
+    shared = {"attention_mask": _key_mask(batch), **_packing(batch)}
+    return lambda layer: shared
+
+
+def _mpnet_arguments(backbone: nn.Module, batch: Batch, hidden: Tensor) -> Arguments:
+    bias = backbone.encoder.compute_position_bias(hidden)
+    mask = torch.zeros_like(batch.input_ids, dtype=hidden.dtype)
+    if batch.attention_mask is not None:
+        mask = mask.masked_fill(batch.attention_mask == 0, torch.finfo(hidden.dtype).min)
+    shared = {"attention_mask": mask[:, None, None, :], "position_bias": bias}
+    return lambda layer: shared
+
+
+def _deberta_arguments(backbone: nn.Module, batch: Batch, hidden: Tensor) -> Arguments:
+    shared = {
+        "attention_mask": backbone.encoder.get_attention_mask(_mask(batch)),
+        "relative_pos": backbone.encoder.get_rel_pos(hidden),
+        "rel_embeddings": backbone.encoder.get_rel_embedding(),
+    }
+    return lambda layer: shared
+
+
+def _modernbert_arguments(backbone: nn.Module, batch: Batch, hidden: Tensor) -> Arguments:
+    def prepare(kind: str) -> dict[str, Any]:
+        mask = _key_mask(batch)
+        if kind == "sliding_attention" and not batch.packed:
+            place = batch.position_ids
+            near = (place[:, :, None] - place[:, None, :]).abs() <= backbone.config.sliding_window
+            mask = near[:, None] if mask is None else near[:, None] & mask
+        rotary = backbone.rotary_emb(hidden, batch.position_ids, kind)
+        return {"attention_mask": mask, "position_embeddings": rotary, **_packing(batch)}
+
+    table = {kind: prepare(kind) for kind in set(backbone.config.layer_types)}
+    return lambda layer: table[layer.attention_type]
+
+
+def _deberta_convolution(backbone: nn.Module, before: Tensor, after: Tensor, batch: Batch) -> Tensor:
+    conv = backbone.encoder.conv
+    return after if conv is None else conv(before, after, _mask(batch))
+
+
+WALKS: dict[str, Style] = {
+    "bert": Style(_embed, _plain_arguments),
+    "albert": Style(_embed_albert, _plain_arguments),
+    "mpnet": Style(_embed, _mpnet_arguments),
+    "deberta": Style(_embed_deberta, _deberta_arguments, after_first=_deberta_convolution),
+    "modernbert": Style(
+        _embed_modernbert, _modernbert_arguments, finish=lambda backbone, hidden: backbone.final_norm(hidden)
+    ),
+}

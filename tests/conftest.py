@@ -1,0 +1,25 @@
+"""Tiny random encoders shared by all tests; a test that changes one takes a copy."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+from smallbert.tiny import SHAPES, make_encoder  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """tiny("bert") gives the shared tiny encoder of a family; copy it before changing it."""
+    made = {}
+    return lambda family="bert": made.get(family) or made.setdefault(family, make_encoder(family))
+
+
+@pytest.fixture(scope="session", params=SHAPES)
+def family(request):
+    return request.param

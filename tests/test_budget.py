@@ -1,0 +1,150 @@
+"""Budgets read limits with units, answer typing mistakes, and choose the best card within them."""
+
+import pytest
+from invented import eight_cards, invented_card
+
+from smallbert.budget import Budget, best, frontier
+from smallbert.card import number
+from smallbert.errors import UserError
+from smallbert.groups import group_cards, pick_baseline, score_of, short_names, status_of
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("size<=25MB latency<=5ms accuracy>=90", "size<=25MB latency<=5ms accuracy>=90"),
+        ("size <= 25 MB, accuracy >= 0.905", "size<=25MB accuracy>=90.5"),
+        ("size≤16MiB latency<0.5s", "size<=16.8MB latency<500ms"),
+        ("bytes<=500kB score>80 params<=10M", "size<=0.5MB score>80 parameters<=10M"),
+        ("f1>=90% latency<=250us;macs<=1.5G", "f1>=90 latency<=0.25ms macs<=1,500M"),
+        ("parameters<=10 accuracy>=90", "parameters<=1e-05M accuracy>=90"),
+    ],
+)
+def test_limits_are_read_with_their_units(text, read):
+    assert str(Budget.parse(text)) == read
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("sise<=25MB", "Did you mean 'size'?"),
+        ("acuracy>=90", "Did you mean 'accuracy'?"),
+        ("size<=25", "has no unit; write one of: size<=25B, size<=25kB, size<=25MB"),
+        ("size<=25 latency<=5ms", "size<=25 has no unit"),
+        ("size<=25XB", "has an unknown unit"),
+        ("accuracy>=90ms", "a score has no unit 'ms'"),
+        ("size=25MB", "cannot read 'size=25MB'"),
+        ("size<=25MB small", "cannot read 'small'"),
+        ("  ", "the budget is empty"),
+    ],
+)
+def test_mistakes_are_answered(text, answer):
+    with pytest.raises(UserError) as error:
+        Budget.parse(text)
+    assert answer in str(error.value)
+
+
+def test_other_metrics_can_be_named():
+    assert Budget.parse("accuracy_mm>=80", metrics=["accuracy_mm"]).limits[0].value == 80
+
+
+def test_a_card_fits_or_is_told_why_not():
+    budget, card = (
+        Budget.parse("size<=25MB latency<=5ms accuracy>=80"),
+        invented_card(score=79.0, megabytes=30.2, ms=5.0),
+    )
+    assert budget.why_not(card) == ["its size of 30.2 MB is over 25 MB", "its accuracy of 79 is under 80"]
+    assert not budget.fits(card) and budget.fits(invented_card(score=80.0, megabytes=25.0, ms=5.0))
+    assert budget.why_not(invented_card(score=80, megabytes=1, ms=None)) == ["its latency was not measured (not asked)"]
+
+
+def test_the_best_score_within_the_budget_wins():
+    cards = [invented_card("a", 90, 90), invented_card("b", 85, 20), invented_card("c", 80, 10)]
+    choice = best(cards, Budget.parse("size<=25MB"))
+    assert choice.card["recipe"] == "b"
+    assert choice.sentence == "b is the best within size ≤ 25 MB: accuracy 85.0 ± 0.7 at 20 MB and 8 ms."
+    assert best(cards).card["recipe"] == "a" and "is the best of 3" in best(cards).sentence
+
+
+def test_a_tie_within_one_standard_error_goes_to_the_smaller():
+    cards = [invented_card("a", 90.0, 90, stderr=0.7), invented_card("b", 89.4, 20), invented_card("c", 89.2, 10)]
+    choice = best(cards)
+    assert choice.card["recipe"] == "b"
+    assert "a has 90.0, which is within one standard error (0.7), and b is the smaller" in choice.sentence
+
+
+def test_when_none_fits_the_nearest_is_named_with_what_it_exceeds():
+    cards = [invented_card("a", 90, 90), invented_card("b", 85, 30), invented_card("c", 80, None)]
+    choice = best(cards, Budget.parse("size<=25MB"))
+    assert choice.card is None
+    assert (
+        "No model keeps within size ≤ 25 MB; the nearest is b (accuracy 85.0 ± 0.7 at 30 MB and 8 ms)"
+        in choice.sentence
+    )
+    assert choice.sentence.endswith("but its size of 30 MB is over 25 MB.")
+
+
+def test_runs_that_did_not_go_well_are_never_best():
+    diverged = invented_card("a", 99, 1, status="diverged", why="loss was NaN")
+    assert best([diverged, invented_card("b", 60, 50)]).card["recipe"] == "b"
+    assert best([diverged]).card is None and "a: diverged" in best([diverged]).sentence
+    assert best([]).card is None
+
+
+def test_tasks_are_not_ranked_together():
+    with pytest.raises(UserError, match="several tasks"):
+        best([invented_card(), invented_card(task="sst2")])
+
+
+def test_the_frontier_is_what_nothing_beats():
+    cards = [
+        invented_card("a", 90, 90),
+        invented_card("b", 85, 95),
+        invented_card("c", 85, 20),
+        invented_card("d", 70, 20),
+    ]
+    cards += [
+        invented_card("e", 99, 1, status="diverged", why="x"),
+        invented_card("f", None, 5, headline="f1", status="failed", why="x"),
+    ]
+    assert [card["recipe"] for card in frontier(cards)] == ["c", "a"]
+    assert [card["recipe"] for card in frontier(cards, "parameters")] == ["c", "a"]
+
+
+def test_seeds_are_taken_together_and_lost_runs_are_counted():
+    cards = [invented_card("a", score, 90, seed=seed) for seed, score in enumerate((80.0, 82.0, 84.0))]
+    cards += [
+        invented_card("b", 81.0, 50, seed=0),
+        invented_card("b", 50.0, 50, seed=1, status="diverged", why="chance"),
+    ]
+    first, second = group_cards(cards)
+    assert score_of(first) == (82.0, 2.0) and first["runs"]["seeds"] == [0, 1, 2] and status_of(first) == "3 of 3 ok"
+    assert (
+        score_of(second) == (81.0, 0.7) and status_of(second) == "1 of 2 ok, 1 diverged" and second["why"] == "chance"
+    )
+    assert group_cards([first, second]) == [first, second]
+    assert group_cards([*cards, cards[0]]) == [first, second], "the same run twice counts once"
+    sentence = best(cards).sentence
+    assert sentence.startswith("b is the best of 2") and "1 of 2 ok, 1 diverged" in sentence
+    assert number(first, "size") == 90e6
+
+
+def test_names_show_only_what_tells_rows_apart():
+    assert short_names(eight_cards())[:4] == [
+        "baseline",
+        "finetune | quantize(8)",
+        "finetune | drop_layers(3) | distill",
+        "finetune | drop_layers(3) | distill | quantize(8)",
+    ]
+    differing = [invented_card(f"finetune(epochs={epochs}, lr=1e-05)") for epochs in (1, 2)]
+    assert short_names(differing) == ["finetune(epochs=1)", "finetune(epochs=2)"]
+    same = [invented_card("finetune", model=model, preset="p") for model in ("small", "large")]
+    assert short_names(same) == ["small: p: finetune", "large: p: finetune"]
+    assert short_names([invented_card("not ( a recipe")]) == ["not ( a recipe"]
+
+
+def test_the_baseline_is_what_least_was_done_to():
+    cards = [invented_card("finetune | quantize(bits=8)", 80, 20), invented_card("drop_layers(keep=1)", 70, 50)]
+    assert pick_baseline([*cards, invented_card("finetune", 90, 90)])["recipe"] == "finetune"
+    assert pick_baseline(eight_cards())["preset"] == "baseline"
+    assert pick_baseline([]) is None

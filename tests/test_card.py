@@ -1,0 +1,135 @@
+"""A card is complete or refused, has one file per piece of work, and never holds NaN."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+from invented import invented_card
+
+from smallbert.card import (
+    FIELDS,
+    MACHINERY_CHECK,
+    card_key,
+    card_path,
+    check_card,
+    load_card,
+    load_cards,
+    machine,
+    make_card,
+    number,
+    save_card,
+    versions,
+)
+from smallbert.errors import RunError, UserError
+
+
+def test_saving_and_loading_gives_the_same_card_in_the_order_of_the_schema(tmp_path):
+    card = invented_card()
+    path = save_card(dict(reversed(card.items())), tmp_path)
+    assert load_cards(tmp_path) == [card]
+    assert list(json.loads(path.read_text())) == list(FIELDS)
+    before = path.read_bytes()
+    assert save_card(load_card(path), tmp_path) == path and path.read_bytes() == before
+
+
+def test_the_same_work_has_the_same_file_and_other_work_another():
+    card = invented_card(
+        "finetune(epochs=3, teacher='x') | repeat(3, drop_layers(keep=3)) + distill | quantize(bits=8)"
+    )
+    key = card_key(**card)
+    assert key.startswith("rotten_tomatoes-finetune-repeat-drop_layers-distill-quantize-s0-")
+    assert card_key(**{**card, "preset": "named", "seconds": 1.0, "command": "other"}) == key
+    changes = {"recipe": "finetune", "seed": 1, "task": "sst2", "task_fingerprint": "0", "model_fingerprint": "0"}
+    keys = {card_key(**{**card, name: value}) for name, value in changes.items()}
+    assert len({*keys, key, card_key(**{**card, "kind": MACHINERY_CHECK})}) == len(changes) + 2
+    assert card_path("cards", key).name == f"{key}.json"
+    assert "/" not in card_key(**{**card, "task": "/some where/reviews.csv"})
+
+
+def test_a_card_says_all_it_lacks():
+    card = invented_card()
+    del card["seed"], card["latency"]["p95_ms"]
+    with pytest.raises(RunError, match=r"seed is not there; latency\.p95_ms is not there"):
+        check_card(card)
+    with pytest.raises(RunError, match="status is diverged and why does not say why"):
+        invented_card(status="diverged")
+    with pytest.raises(RunError, match="headline 'mcc' is not among the scores"):
+        invented_card(headline="mcc")
+    with pytest.raises(RunError, match=r"status is 'fine'"):
+        invented_card(status="fine", why="x")
+    with pytest.raises(RunError, match=r"scores\.accuracy\.n is not there"):
+        invented_card(scores={"accuracy": {"value": 1.0, "stderr": 1.0, "low": 0.0, "high": 2.0}})
+    with pytest.raises(RunError, match="a card has no field colour"):
+        invented_card(colour="red")
+    with pytest.raises(RunError, match="recipe is None"):
+        make_card(model="x")
+
+
+def test_a_null_needs_a_reason():
+    with pytest.raises(RunError, match="throughput is null without a reason"):
+        invented_card(missing={})
+    assert invented_card(ms=None)["missing"]["latency"] == "not asked"
+    failed = invented_card(status="failed", why="the disk was full", scores=None, bytes=None, missing={})
+    assert failed["scores"] is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_nan_becomes_null_with_a_reason(tmp_path, value):
+    macs = {"value": value, "length": 32}
+    card = invented_card(macs=macs)
+    assert card["macs"]["value"] is None and "came out as" in card["missing"]["macs.value"]
+    card["macs"]["value"] = value
+    with pytest.raises(RunError, match=r"macs\.value is not a finite number"):
+        save_card(card, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_are_kept_to_six_digits_and_scalars_of_numpy_are_taken():
+    numpy = pytest.importorskip("numpy")
+    card = invented_card(seconds=numpy.float32(1 / 3), chance=200 / 3)
+    assert card["seconds"] == 0.333333 and card["chance"] == 66.6667
+    json.dumps(card)
+
+
+def test_machinery_checks_stay_apart_and_copies_count_once(tmp_path):
+    save_card(invented_card(seed=0), tmp_path / "a")
+    save_card(invented_card(seed=0), tmp_path / "b")
+    save_card(invented_card(seed=1, kind=MACHINERY_CHECK), tmp_path)
+    assert [card["seed"] for card in load_cards(tmp_path)] == [0]
+    assert [card["seed"] for card in load_cards(tmp_path, (MACHINERY_CHECK,))] == [1]
+
+
+def test_other_json_files_are_passed_over_and_damaged_cards_are_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    (tmp_path / "cards.json").write_text("[]")
+    assert load_cards(tmp_path) == []
+    (tmp_path / "cut.json").write_text('{"card": 1, "kind"')
+    with pytest.raises(UserError, match=r"cut\.json cannot be read as a card"):
+        load_cards(tmp_path)
+    (tmp_path / "cut.json").write_text(json.dumps(invented_card()).replace("57.8", "NaN"))
+    with pytest.raises(UserError, match="NaN is no number in JSON"):
+        load_cards(tmp_path)
+    with pytest.raises(UserError, match="there is no folder of cards"):
+        load_cards(tmp_path / "nowhere")
+
+
+def test_numbers_by_name():
+    card = invented_card(score=81.5, megabytes=20, ms=2.5)
+    assert [number(card, name) for name in ("score", "f1", "size", "latency")] == [81.5, 79.5, 20e6, 2.5]
+    assert number(card, "throughput") is None and number(card, "mcc") is None
+
+
+def test_machine_and_versions_say_no_host_name_and_nothing_heavy_is_imported():
+    import platform
+
+    assert set(machine()) == {"system", "cpu", "cores", "memory_gb", "gpu"} and machine()["cores"] >= 1
+    assert versions()["python"] == platform.python_version()
+    code = """
+import sys, smallbert.budget, smallbert.card, smallbert.report, smallbert.sources
+smallbert.card.machine(), smallbert.card.versions()
+print([name for name in ("torch", "matplotlib", "jinja2", "huggingface_hub", "numpy", "rich") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
