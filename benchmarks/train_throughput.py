@@ -95,13 +95,23 @@ def time_reference(
     return batch * steps / (time.perf_counter() - begun)
 
 
-def time_ours(stream: Stream, batch: int, steps: int, warm: int, extra: str, device: str, config: BertConfig) -> float:
+def time_ours(
+    stream: Stream,
+    batch: int,
+    steps: int,
+    warm: int,
+    extra: str,
+    device: str,
+    config: BertConfig,
+    compiles: bool = False,
+) -> float:
     """Examples a second of this package's own loop, with a method such as "movement(0.1)" attached or none."""
     encoder = Encoder(BertModel(config)).to(device)
     head = {"kind": "classify", "labels": ["a", "b", "c"], "outputs": 3, "from_pooler": True}
     encoder.apply_method(METHODS["head"](), head)
     epochs = (warm + steps) / -(-len(stream) // batch)
-    (methods,) = Recipe(f"{extra + ' + ' if extra else ''}train(epochs={epochs}, batch={batch}, lr=1e-5)")
+    compiled = "compile=True, " if compiles else ""
+    (methods,) = Recipe(f"{extra + ' + ' if extra else ''}train({compiled}epochs={epochs}, batch={batch}, lr=1e-5)")
     phase = Phase(encoder, tuple(methods), None, 0, {})
     phase.stream = stream
     for method in phase.methods:
@@ -163,6 +173,8 @@ def main() -> None:
             for scope in ("local", "global"):
                 text = f"movement(keep=0.1, scope='{scope}', begin=0.0, finish=0.01)"
                 show(f"ours: movement masks, {scope}", batch, time_ours(stream, batch, steps, 60, text, device, config))
+                speed = time_ours(stream, batch, steps, 60, text, device, config, compiles=True)
+                show(f"ours: movement masks, {scope}, compiled layers", batch, speed)
     if options.out:
         record = {"benchmark": "train_throughput", "command": " ".join(["python", *sys.argv]), "rows": rows}
         write_json(options.out / f"{device}.json", record | {"versions": versions(), "machine": machine()})

@@ -22,6 +22,7 @@ class Train(Method):
     layout: Literal["auto", "packed", "padded"] = "auto"
     half: bool = True
     graphs: bool = True
+    compile: bool | None = None
 
     def check(self) -> None:
         """Refuse what cannot train."""

@@ -1,4 +1,4 @@
-"""GPU kernels for masks: counting digits for a threshold, and applying a mask in one pass each way.
+"""GPU kernels for masks: finding a threshold by counting, and applying a mask in one pass each way.
 
 Importing this file needs triton, which comes with torch on a GPU; nothing imports it elsewhere.
 """
@@ -10,38 +10,87 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BINS = 2048
+
+@triton.jit
+def _key(number):
+    """A float as a whole number, in the order of floats."""
+    bits = number.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def _count_digits(rows, prefix, histogram, numbers, programs, shift, width, BLOCK: tl.constexpr, BINS: tl.constexpr):
+def _count_pivots(rows, wanted, known, prefixes, counts, numbers, programs, turn, height, BLOCK: tl.constexpr):  # noqa: N803
     row = tl.program_id(0)
     part = tl.program_id(1)
-    want = tl.load(prefix + row) >> (shift + width)
-    counts = tl.zeros([BINS], dtype=tl.int32)
+    if tl.load(known + row) == 0:
+        want = tl.load(wanted + row)
+        shift = 28 - 4 * turn
+        lane = tl.arange(0, 16)
+        prefix = tl.zeros([], dtype=tl.int64)
+        if turn > 0:  # four more bits are known from the turn before: the largest pivot that enough numbers reach
+            before = (turn - 1) * height + row
+            reached = tl.load(counts + before * 16 + lane) >= want
+            digit = tl.sum(reached.to(tl.int64)) - 1
+            prefix = tl.load(prefixes + before) + (digit << (shift + 4))
+        if part == 0:
+            tl.store(prefixes + turn * height + row, prefix)
+        pivots = (prefix + (lane.to(tl.int64) << shift) - 2147483648).to(tl.int32)
+        base = rows + row.to(tl.int64) * numbers
+        found = tl.zeros([16, BLOCK], dtype=tl.int32)
+        for start in range(part * BLOCK, numbers, programs * BLOCK):
+            place = start + tl.arange(0, BLOCK)
+            key = _key(tl.load(base + place, mask=place < numbers, other=float("-inf")))
+            found += (key[None, :] >= pivots[:, None]).to(tl.int32)
+        tl.atomic_add(counts + (turn * height + row) * 16 + lane, tl.sum(found, 1))
+
+
+def find_kth(rows: Tensor, wanted: Tensor, known: Tensor | None = None) -> Tensor:
+    """The wanted[i]-th largest number of each row as a key, by reading the rows eight times; `known` rows are skipped."""
+    height, numbers = rows.shape
+    counts = torch.zeros(8, height, 16, dtype=torch.int32, device=rows.device)
+    prefixes = torch.zeros(8, height, dtype=torch.int64, device=rows.device)
+    if known is None:
+        known = torch.zeros(height, dtype=torch.int32, device=rows.device)
+    block = 1024
+    programs = min(triton.cdiv(numbers, block), max(1, 132 * 16 // height))
+    for turn in range(8):
+        arguments = (rows, wanted, known, prefixes, counts, numbers, programs, turn, height)
+        _count_pivots[(height, programs)](*arguments, BLOCK=block, num_warps=4)
+    return prefixes[7] + (counts[7] >= wanted[:, None]).sum(1) - 1 - 2**31
+
+
+@triton.jit
+def _collect(rows, low, high, near, filled, above, numbers, programs, room, BLOCK: tl.constexpr):  # noqa: N803
+    row = tl.program_id(0)
+    part = tl.program_id(1)
+    bottom = tl.load(low + row)
+    top = tl.load(high + row)
     base = rows + row.to(tl.int64) * numbers
+    over = tl.zeros([BLOCK], dtype=tl.int32)
     for start in range(part * BLOCK, numbers, programs * BLOCK):
         place = start + tl.arange(0, BLOCK)
         inside = place < numbers
-        bits = tl.load(base + place, mask=inside, other=0.0).to(tl.int32, bitcast=True)
-        # Negative floats order backwards: flip all their bits; set the sign bit of the others.
-        key = tl.where(bits < 0, ~bits, bits ^ -2147483648).to(tl.uint32, bitcast=True).to(tl.int64)
-        matches = inside & ((key >> (shift + width)) == want)
-        if tl.sum(matches.to(tl.int32)) > 0:  # after the first reading most blocks hold no candidate any more
-            digit = ((key >> shift) & ((1 << width) - 1)).to(tl.int32)
-            counts += tl.histogram(digit, BINS, mask=matches)
-    lane = tl.arange(0, BINS)
-    tl.atomic_add(histogram + row * BINS + lane, counts, mask=counts > 0)
+        number = tl.load(base + place, mask=inside, other=0.0)
+        key = _key(number)
+        over += (inside & (key > top)).to(tl.int32)
+        between = inside & (key >= bottom) & (key <= top)
+        count = tl.sum(between.to(tl.int32))
+        if count > 0:
+            spot = tl.atomic_add(filled + row, count) + tl.cumsum(between.to(tl.int32)) - 1
+            tl.store(near + row.to(tl.int64) * room + spot, number, mask=between & (spot < room))
+    tl.atomic_add(above + row, tl.sum(over))
 
 
-def count_digits(rows: Tensor, prefix: Tensor, shift: int, width: int) -> Tensor:
-    """How many numbers of each row share the leading bits of `prefix`, by their next `width` bits: (rows, 2048)."""
-    histogram = torch.zeros(len(rows), BINS, dtype=torch.int32, device=rows.device)
-    block, numbers = 4096, rows.shape[1]
-    programs = min(triton.cdiv(numbers, block), max(1, 2112 // len(rows)))
-    grid, sizes = (len(rows), programs), {"BLOCK": block, "BINS": BINS, "num_warps": 8}
-    _count_digits[grid](rows, prefix, histogram, numbers, programs, shift, width, **sizes)
-    return histogram
+def collect_between(rows: Tensor, low: Tensor, high: Tensor, room: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The numbers of each row whose keys are in low … high, how many they are, and how many lie above."""
+    height, numbers = rows.shape
+    near = torch.full((height, room), float("-inf"), device=rows.device)
+    filled, above = torch.zeros(2, height, dtype=torch.int32, device=rows.device)
+    block = 4096
+    programs = min(triton.cdiv(numbers, block), max(1, 132 * 16 // height))
+    arguments = (rows, low, high, near, filled, above, numbers, programs, room)
+    _collect[(height, programs)](*arguments, BLOCK=block, num_warps=8)
+    return near, filled, above
 
 
 @triton.jit

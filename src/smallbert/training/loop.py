@@ -16,6 +16,7 @@ from smallbert.batch import Batch
 from smallbert.data import STUDENT, Layout, Stream, cut_into_batches, make_batch
 from smallbert.errors import UserError
 from smallbert.training.checkpoint import load_checkpoint, save_checkpoint
+from smallbert.training.conditions import COMPILE_PAYS, compiled_layers, other_dropout
 from smallbert.training.graphs import Graphs
 from smallbert.training.optimiser import make_optimiser, set_rates, trained_parameters
 from smallbert.training.phase import Phase
@@ -35,7 +36,8 @@ def choose_layout(phase: Phase, stream: Stream) -> Layout:
     if packed:
         phase.notes.append("packed batches: no padding, and no dropout on attention probabilities")
         tokens = float(lengths.mean()) * phase.settings.batch
-        return Layout(True, longest, grain=256 if tokens < 4096 else 1024)
+        small = 512 if phase.settings.compile else 256  # a compiled step wants few shapes, a recorded one little filler
+        return Layout(True, longest, grain=small if tokens < 4096 else 1024)
     if cuda:
         phase.notes.append(f"{phase.encoder.family} attention cannot be packed: length buckets instead")
     return Layout(False, longest, multiple=16 if cuda else 1)
@@ -53,12 +55,13 @@ def train(phase: Phase, say: Say, work: Path | None = None, key: str = "", pause
     phase.optimiser = make_optimiser(phase)
     if work is not None and load_checkpoint(phase, work, key):
         phase.notes.append(f"went on from a checkpoint at step {phase.step}")
-    take = _stepper(phase)
+    take, long = _stepper(phase), phase.total - phase.step >= COMPILE_PAYS
     watch = _Watch(phase, say, state)
     saved = time.monotonic()
     phase.encoder.train()
     phase.modules.train()
-    with _dropout(phase.encoder, settings.dropout):
+    compiles = phase.device.type == "cuda" and (settings.compile or (settings.compile is None and long))
+    with other_dropout(phase.encoder, settings.dropout), compiled_layers(phase.encoder, compiles):
         try:
             while phase.step < phase.total and not phase.diverged:
                 batches = plan.batches(phase.step, phase.device)
@@ -181,27 +184,6 @@ class _Watch:
 
     def finish(self) -> None:
         self.phase.seconds = time.monotonic() - self.begun
-
-
-class _dropout:
-    """Another dropout rate for the length of a phase, in every module that has one."""
-
-    def __init__(self, encoder: nn.Module, rate: float | None):
-        self.encoder, self.rate = encoder, rate
-        self.before: list[tuple[nn.Module, str, float]] = []
-
-    def __enter__(self) -> None:
-        if self.rate is None:
-            return
-        for module in self.encoder.modules():
-            for name in ("p", "attention_dropout"):
-                if isinstance(getattr(module, name, None), float) and (name != "p" or isinstance(module, nn.Dropout)):
-                    self.before.append((module, name, getattr(module, name)))
-                    setattr(module, name, self.rate)
-
-    def __exit__(self, *_: object) -> None:
-        for module, name, rate in self.before:
-            setattr(module, name, rate)
 
 
 def _sum_over_processes(gradients: list[Tensor]) -> None:
