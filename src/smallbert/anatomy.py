@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 from torch import nn
 
@@ -40,7 +41,7 @@ class Anatomy:
     pooler: str | None = None  # a pretrained dense layer of the bare model that the head starts from
 
 
-_BERT = {
+_BERT: dict[str, Any] = {
     "layers": "encoder.layer",
     "words": "embeddings.word_embeddings",
     "q": "attention.self.query",
@@ -134,7 +135,7 @@ class Part:
     blocks: int = 1
 
 
-def anatomy(backbone: nn.Module) -> Anatomy:
+def anatomy(backbone: Any) -> Anatomy:
     """The row of the backbone's family."""
     family = backbone.config.model_type
     if family not in FAMILIES:
@@ -142,17 +143,17 @@ def anatomy(backbone: nn.Module) -> Anatomy:
     return FAMILIES[family]
 
 
-def layers(backbone: nn.Module) -> nn.ModuleList:
+def layers(backbone: Any) -> nn.ModuleList:
     """The layers that exist (a family that shares them has fewer than it runs)."""
     return attrgetter(anatomy(backbone).layers)(backbone)
 
 
-def words(backbone: nn.Module) -> nn.Module:
+def words(backbone: Any) -> nn.Module:
     """The word embedding."""
     return attrgetter(anatomy(backbone).words)(backbone)
 
 
-def part(backbone: nn.Module, layer: nn.Module, role: str) -> Part:
+def part(backbone: Any, layer: nn.Module, role: str) -> Part:
     """Where a layer keeps the matrix of a role, one of q, k, v, out, up, down."""
     path, _, piece = getattr(anatomy(backbone), role).partition(" ")
     if not path:
@@ -161,7 +162,7 @@ def part(backbone: nn.Module, layer: nn.Module, role: str) -> Part:
     return Part(path, attrgetter(path)(layer), block, blocks)
 
 
-def linears(backbone: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def linears(backbone: Any) -> Iterator[tuple[str, nn.Module]]:
     """Each matrix of the layers once, with its name in the backbone; a fused matrix comes as one.
 
     encoder.layer.0.attention.self.query, …, encoder.layer.11.output.dense

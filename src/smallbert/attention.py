@@ -50,7 +50,9 @@ def _attend_fast(
     if q.dtype == torch.float32:  # the kernel takes half precision only; autocast leaves rotary results in float32
         q, k, v = (x.bfloat16() for x in (q, k, v))
     extra: dict[str, Any] = {} if window < 0 else {"window_size": (window, window)}
-    return varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling, **extra)
+    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling, **extra)
+    assert isinstance(out, Tensor)
+    return out
 
 
 def _attend_segments(
@@ -63,8 +65,8 @@ def _attend_segments(
             continue
         place = torch.arange(stop - start, device=q.device)
         near = None if window < 0 else (place[:, None] - place[None, :]).abs() <= window
-        one = (x[start:stop].transpose(0, 1) for x in (q, k, v))
-        outputs.append(functional.scaled_dot_product_attention(*one, attn_mask=near, scale=scaling).transpose(0, 1))
+        a, b, c = (x[start:stop].transpose(0, 1) for x in (q, k, v))
+        outputs.append(functional.scaled_dot_product_attention(a, b, c, attn_mask=near, scale=scaling).transpose(0, 1))
     return torch.cat(outputs)
 
 

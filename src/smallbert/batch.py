@@ -76,7 +76,11 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
-        return replace(self, **{name: value.to(device, non_blocking=True) for name, value in self.tensors().items()})
+        return self.with_tensors({name: value.to(device, non_blocking=True) for name, value in self.tensors().items()})
+
+    def with_tensors(self, tensors: dict[str, Tensor]) -> Batch:
+        """The same batch with some of its tensors exchanged."""
+        return replace(self, **tensors)  # type: ignore[arg-type]
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by name, those that are there."""

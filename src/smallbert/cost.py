@@ -268,7 +268,7 @@ def _take_turns(
 
 def _texts(encoder: Encoder, length: int, batch: int) -> Batch:
     """Random texts of one length: nothing is padding, so there is no mask."""
-    usable_length(encoder, length, None)  # type: ignore[arg-type]  # refuses what the model cannot take
+    usable_length(encoder, length)  # refuses what the model cannot take
     return replace(probe_batch(encoder, (length,) * batch), attention_mask=None).to(encoder.device)
 
 

@@ -117,12 +117,10 @@ def tokenise(
             tags.extend(_token_tags(one.word_ids, row) for one, row in zip(encoded.encodings, labels, strict=True))
         if say is not None:
             say(min(start + step, len(split)), len(split))
-    if kind == "tag":
-        labels = np.concatenate(tags)
-    else:
-        labels = np.asarray(split.labels, dtype=np.float32 if kind == "regress" else np.int64)
+    whole = np.float32 if kind == "regress" else np.int64
+    made = np.concatenate(tags) if kind == "tag" else np.asarray(split.labels, dtype=whole)
     notes = [f"{cut} of {len(split)} texts were cut at {length} tokens"] if cut else []
-    return Stream({STUDENT: _end_to_end(ids, types)}, labels, kind, cut=cut, notes=notes)
+    return Stream({STUDENT: _end_to_end(ids, types)}, made, kind, cut=cut, notes=notes)
 
 
 def _tokenise_answers(tokenizer: Any, split: Split, length: int) -> Stream:

@@ -34,7 +34,7 @@ class Encoder(nn.Module):
     >>> encoder(batch).shape              # (sequences, classes) once it has a head
     """
 
-    def __init__(self, backbone: nn.Module, tokenizer: Any = None):
+    def __init__(self, backbone: Any, tokenizer: Any = None):
         """Wrap a Hugging Face backbone; its own pooler, if any, is left behind."""
         super().__init__()
         row = anatomy(backbone)
@@ -42,14 +42,15 @@ class Encoder(nn.Module):
             raise UserError("ALBERT models with more than one layer to a group are not known here")
         self.base: dict[str, Any] = _plain_config(backbone.config)
         # A pretrained pooler is a head in waiting: the first classification head takes it over.
-        self.pooler: nn.Module | None = attrgetter(row.pooler)(backbone) if _has_pooler(backbone) else None
+        self.pooler: nn.Module | None = _pooler(backbone)
         if hasattr(backbone, "pooler"):
             backbone.pooler = None
         self.base["pooler"] = self.pooler is not None
         self.packable: bool = bool(backbone._supports_attention_backend)
         if self.packable:
             backbone.set_attn_implementation(attention.NAME)
-        self.backbone, self.tokenizer = backbone, tokenizer
+        self.backbone: Any = backbone
+        self.tokenizer = tokenizer
         self.heads = nn.ModuleDict()
         self.mixture: Mixture | None = None
         self.history: list[dict[str, Any]] = []
@@ -147,8 +148,9 @@ def skeleton(config: dict[str, Any], tokenizer: Any = None) -> Encoder:
     return Encoder(backbone, tokenizer)
 
 
-def _has_pooler(backbone: nn.Module) -> bool:
-    return anatomy(backbone).pooler is not None and backbone.pooler is not None
+def _pooler(backbone: Any) -> nn.Module | None:
+    path = anatomy(backbone).pooler
+    return None if path is None or backbone.pooler is None else attrgetter(path)(backbone)
 
 
 def fingerprint(encoder: Encoder) -> str:

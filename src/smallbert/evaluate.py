@@ -55,8 +55,8 @@ def predict(encoder: Encoder, stream: Stream, task: Task, split: Split, say: Say
         return _tags_by_word(scores, stream, split)
     from smallbert.tasks.answers import best_answers
 
-    sides = [[row[:, side] for row in scores] for side in (0, 1)]
-    return best_answers(*sides, stream.windows, split, task.unanswerable)
+    start, end = ([row[:, side] for row in scores] for side in (0, 1))
+    return best_answers(start, end, stream.windows, split, task.unanswerable)
 
 
 def _tags_by_word(scores: list[np.ndarray], stream: Stream, split: Split) -> list[list[int]]:

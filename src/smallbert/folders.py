@@ -18,7 +18,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from smallbert.anatomy import anatomy
 from smallbert.batch import Batch
@@ -115,7 +115,7 @@ def _load_hugging_face(path: Path) -> Encoder:
     return encoder.eval()
 
 
-def _adopt_head(encoder: Encoder, model: nn.Module, kind: str) -> None:
+def _adopt_head(encoder: Encoder, model: Any, kind: str) -> None:
     """Take over the head of a Hugging Face task model, labels and all."""
     from smallbert.methods.head import Head
 
@@ -137,7 +137,7 @@ def _write_hugging_face(encoder: Encoder, folder: Path) -> bool:
     names = _their_names(encoder)
     if names is None:
         return False
-    head = encoder.heads[HEAD] if encoder.heads else None
+    head = encoder.head if encoder.heads else None
     kind = head.kind if head is not None else None
     auto = getattr(transformers, AUTO[kind])
     config = transformers.AutoConfig.for_model(**{k: v for k, v in encoder.backbone.config.to_dict().items()})
@@ -227,7 +227,7 @@ def read_tensors(path: Path, only_check: bool = False) -> dict[str, Tensor]:
 
 def _their_names(encoder: Encoder) -> dict[str, str] | None:
     """Our name of each weight -> Hugging Face's; None where something has no name there."""
-    row, head = anatomy(encoder.backbone), (encoder.heads[HEAD] if HEAD in encoder.heads else None)
+    row, head = anatomy(encoder.backbone), (encoder.head if HEAD in encoder.heads else None)
     if encoder.mixture is not None or len(encoder.heads) > 1 or encoder.family not in _standard_families():
         return None
     if head is not None and head.pool != "first" and encoder.family != "modernbert":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,8 @@ Stack = list[Tensor]
 def _normalise_token(stack: Stack) -> Stack:
     """Over features and layers together, token by token."""
     count = len(stack)
-    mean = sum(x.float().mean(-1, keepdim=True) for x in stack) / count
-    square = sum(x.float().square().mean(-1, keepdim=True) for x in stack) / count
+    mean = _sum(x.float().mean(-1, keepdim=True) for x in stack) / count
+    square = _sum(x.float().square().mean(-1, keepdim=True) for x in stack) / count
     scale = (square - mean.square() + 1e-6).rsqrt()
     return [((x - mean) * scale).to(x.dtype) for x in stack]
 
@@ -26,9 +27,13 @@ def _normalise_feature(stack: Stack) -> Stack:
 
 def _normalise_layer(stack: Stack) -> Stack:
     """Over layers only: what all layers share is removed, so a uniform mixture would be zero."""
-    mean = sum(stack) / len(stack)
-    variance = sum((x - mean).square() for x in stack) / len(stack)
+    mean = _sum(stack) / len(stack)
+    variance = _sum((x - mean).square() for x in stack) / len(stack)
     return [(x - mean) * (variance + 1e-6).rsqrt() for x in stack]
+
+
+def _sum(parts: Iterable[Tensor]) -> Tensor:
+    return reduce(torch.add, parts)
 
 
 NORMS: dict[str, Callable[[Stack], Stack]] = {
@@ -65,7 +70,7 @@ class Mixture(nn.Module):
         shares, stack = self.shares(), NORMS[self.norm](hidden)
         if self.gain is not None and self.shift is not None:
             stack = [g * x + b for g, x, b in zip(self.gain, stack, self.shift, strict=True)]
-        mixed = sum(share * self.dropout(x) for share, x in zip(shares, stack, strict=True))
+        mixed = _sum(share * self.dropout(x) for share, x in zip(shares, stack, strict=True))
         last = hidden[-1]
         return (
             (last + self.gamma * (mixed - last)).to(last.dtype) if self.plain else (self.gamma * mixed).to(last.dtype)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from smallbert.anatomy import anatomy, layers, part
 from smallbert.batch import Batch
 
-Arguments = Callable[[nn.Module], dict[str, Any]]
+Arguments = Callable[[Any], dict[str, Any]]
 Route = Callable[[int, Tensor, Callable[[Tensor], Tensor]], Tensor]
 
 
@@ -34,7 +34,7 @@ class States:
         return self.hidden[-1]
 
 
-def walk(backbone: nn.Module, order: list[int], batch: Batch, route: Route | None = None) -> Iterator[Tensor]:
+def walk(backbone: Any, order: list[int], batch: Batch, route: Route | None = None) -> Iterator[Tensor]:
     """Yield the embedding output, then each layer's output, in the order in which `order` runs the layers.
 
     route(i, hidden, layer) decides what the i-th step does; without one it is layer(hidden).
@@ -53,7 +53,7 @@ def walk(backbone: nn.Module, order: list[int], batch: Batch, route: Route | Non
 
 
 def collect(
-    backbone: nn.Module, order: list[int], batch: Batch, route: Route | None = None, taps: tuple[str, ...] = ()
+    backbone: Any, order: list[int], batch: Batch, route: Route | None = None, taps: tuple[str, ...] = ()
 ) -> States:
     """Walk to the end and keep every hidden state, and the outputs of the parts named in `taps` (q, k, v, …)."""
     if not taps:
@@ -84,7 +84,7 @@ def collect(
 
 
 def _caller(
-    style: Style, backbone: nn.Module, layer: nn.Module, arguments: Arguments, first: bool, batch: Batch
+    style: Style, backbone: Any, layer: nn.Module, arguments: Arguments, first: bool, batch: Batch
 ) -> Callable[[Tensor], Tensor]:
     def run(hidden: Tensor) -> Tensor:
         output = layer(hidden, **arguments(layer))
@@ -98,28 +98,28 @@ def _caller(
 class Style:
     """How one kind of backbone is walked."""
 
-    embed: Callable[[nn.Module, Batch], Tensor]
-    arguments: Callable[[nn.Module, Batch, Tensor], Arguments]
-    finish: Callable[[nn.Module, Tensor], Tensor] | None = None
-    after_first: Callable[[nn.Module, Tensor, Tensor, Batch], Tensor] | None = None
+    embed: Callable[[Any, Batch], Tensor]
+    arguments: Callable[[Any, Batch, Tensor], Arguments]
+    finish: Callable[[Any, Tensor], Tensor] | None = None
+    after_first: Callable[[Any, Tensor, Tensor, Batch], Tensor] | None = None
 
 
-def _positions(backbone: nn.Module, batch: Batch) -> Tensor:
+def _positions(backbone: Any, batch: Batch) -> Tensor:
     return batch.position_ids + (backbone.embeddings.padding_idx + 1 if anatomy(backbone).offset else 0)
 
 
-def _embed(backbone: nn.Module, batch: Batch) -> Tensor:
+def _embed(backbone: Any, batch: Batch) -> Tensor:
     extra = {"token_type_ids": batch.token_type_ids} if anatomy(backbone).token_types else {}
     hidden = backbone.embeddings(input_ids=batch.input_ids, position_ids=_positions(backbone, batch), **extra)
     project = getattr(backbone, "embeddings_project", None)
     return hidden if project is None else project(hidden)
 
 
-def _embed_albert(backbone: nn.Module, batch: Batch) -> Tensor:
+def _embed_albert(backbone: Any, batch: Batch) -> Tensor:
     return backbone.encoder.embedding_hidden_mapping_in(_embed(backbone, batch))
 
 
-def _embed_deberta(backbone: nn.Module, batch: Batch) -> Tensor:
+def _embed_deberta(backbone: Any, batch: Batch) -> Tensor:
     return backbone.embeddings(
         input_ids=batch.input_ids,
         position_ids=batch.position_ids,
@@ -128,7 +128,7 @@ def _embed_deberta(backbone: nn.Module, batch: Batch) -> Tensor:
     )
 
 
-def _embed_modernbert(backbone: nn.Module, batch: Batch) -> Tensor:
+def _embed_modernbert(backbone: Any, batch: Batch) -> Tensor:
     return backbone.embeddings(input_ids=batch.input_ids)
 
 
@@ -145,12 +145,12 @@ def _packing(batch: Batch) -> dict[str, Any]:
     return {"bounds": batch.bounds, "longest": batch.longest} if batch.packed else {}
 
 
-def _plain_arguments(backbone: nn.Module, batch: Batch, hidden: Tensor) -> Arguments:
+def _plain_arguments(backbone: Any, batch: Batch, hidden: Tensor) -> Arguments:
     shared = {"attention_mask": _key_mask(batch), **_packing(batch)}
     return lambda layer: shared
 
 
-def _mpnet_arguments(backbone: nn.Module, batch: Batch, hidden: Tensor) -> Arguments:
+def _mpnet_arguments(backbone: Any, batch: Batch, hidden: Tensor) -> Arguments:
     bias = backbone.encoder.compute_position_bias(hidden)
     mask = torch.zeros_like(batch.input_ids, dtype=hidden.dtype)
     if batch.attention_mask is not None:
@@ -159,7 +159,7 @@ def _mpnet_arguments(backbone: nn.Module, batch: Batch, hidden: Tensor) -> Argum
     return lambda layer: shared
 
 
-def _deberta_arguments(backbone: nn.Module, batch: Batch, hidden: Tensor) -> Arguments:
+def _deberta_arguments(backbone: Any, batch: Batch, hidden: Tensor) -> Arguments:
     shared = {
         "attention_mask": backbone.encoder.get_attention_mask(_mask(batch)),
         "relative_pos": backbone.encoder.get_rel_pos(hidden),
@@ -168,7 +168,7 @@ def _deberta_arguments(backbone: nn.Module, batch: Batch, hidden: Tensor) -> Arg
     return lambda layer: shared
 
 
-def _modernbert_arguments(backbone: nn.Module, batch: Batch, hidden: Tensor) -> Arguments:
+def _modernbert_arguments(backbone: Any, batch: Batch, hidden: Tensor) -> Arguments:
     def prepare(kind: str) -> dict[str, Any]:
         mask = _key_mask(batch)
         if kind == "sliding_attention" and not batch.packed:
@@ -182,7 +182,7 @@ def _modernbert_arguments(backbone: nn.Module, batch: Batch, hidden: Tensor) -> 
     return lambda layer: table[layer.attention_type]
 
 
-def _deberta_convolution(backbone: nn.Module, before: Tensor, after: Tensor, batch: Batch) -> Tensor:
+def _deberta_convolution(backbone: Any, before: Tensor, after: Tensor, batch: Batch) -> Tensor:
     conv = backbone.encoder.conv
     return after if conv is None else conv(before, after, _mask(batch))
 

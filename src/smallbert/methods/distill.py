@@ -59,8 +59,8 @@ def divergence(kind: str, student: Tensor, teacher: Tensor, step: Any, temperatu
         each = _kl(student.flatten(0, 1), teacher.flatten(0, 1), temperature)
         return each * (batch.labels.flatten() >= 0)
     else:
-        sides = [tuple(batch.rows(scores[..., side], -1e4) for scores in (student, teacher)) for side in (0, 1)]
-        each = sum(_kl(*pair, temperature) for pair in sides) / 2
+        ours, theirs = ([batch.rows(scores[..., side], -1e4) for side in (0, 1)] for scores in (student, teacher))
+        each = (_kl(ours[0], theirs[0], temperature) + _kl(ours[1], theirs[1], temperature)) / 2
     return each if batch.present is None else each * batch.present
 
 

@@ -46,12 +46,15 @@ class Quantize(Method):
             new.scale.copy_(scale)
 
 
-def _is_small(module: nn.Module) -> bool:
-    return module.weight.shape[0] * module.weight.shape[1] < 256  # type: ignore[union-attr, index, operator]
+def _is_small(module: Any) -> bool:
+    return module.weight.numel() < 256
 
 
 class WholeEmbedding(nn.Module):
     """An embedding table of 8-bit whole numbers; a row is made real when it is looked up."""
+
+    weight: Tensor
+    scale: Tensor
 
     def __init__(self, old: nn.Embedding):
         """An empty table of the same shape."""
@@ -70,6 +73,9 @@ class WholeLinear(nn.Module):
     In evaluation the real weights are made once and kept beside the small ones; with `activations` the inputs are
     rounded to 8 bits too, and a CPU then multiplies whole numbers, which is faster.
     """
+
+    weight: Tensor
+    scale: Tensor
 
     def __init__(self, old: nn.Linear, activations: bool):
         """An empty layer of the same shape; the bias stays as it was."""

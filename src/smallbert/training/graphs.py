@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -53,7 +52,7 @@ class Graphs:
 
     def _record(self, batches: Batches) -> tuple[torch.cuda.CUDAGraph, Batches, Tensor]:
         fixed = {
-            view: replace(batch, **{name: tensor.clone() for name, tensor in batch.tensors().items()})
+            view: batch.with_tensors({name: tensor.clone() for name, tensor in batch.tensors().items()})
             for view, batch in batches.items()
         }
         assert self.phase.optimiser is not None

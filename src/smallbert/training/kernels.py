@@ -3,6 +3,8 @@
 Importing this file needs triton, which comes with torch on a GPU; nothing imports it elsewhere.
 """
 
+# mypy: disable-error-code=no-untyped-def
+
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ def _key(number):
 
 
 @triton.jit
-def _count_pivots(rows, wanted, known, prefixes, counts, numbers, programs, turn, height, BLOCK: tl.constexpr):  # noqa: N803
+def _count_pivots(rows, wanted, known, prefixes, counts, numbers, programs, turn, height, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     part = tl.program_id(1)
     if tl.load(known + row) == 0:
@@ -45,7 +47,7 @@ def _count_pivots(rows, wanted, known, prefixes, counts, numbers, programs, turn
 
 
 def find_kth(rows: Tensor, wanted: Tensor, known: Tensor | None = None) -> Tensor:
-    """The wanted[i]-th largest number of each row as a key, by reading the rows eight times; `known` rows are skipped."""
+    """The wanted[i]-th largest number of each row as a key, by eight readings of the rows; `known` rows are skipped."""
     height, numbers = rows.shape
     counts = torch.zeros(8, height, 16, dtype=torch.int32, device=rows.device)
     prefixes = torch.zeros(8, height, dtype=torch.int64, device=rows.device)
@@ -60,7 +62,7 @@ def find_kth(rows: Tensor, wanted: Tensor, known: Tensor | None = None) -> Tenso
 
 
 @triton.jit
-def _collect(rows, low, high, near, filled, above, numbers, programs, room, BLOCK: tl.constexpr):  # noqa: N803
+def _collect(rows, low, high, near, filled, above, numbers, programs, room, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     part = tl.program_id(1)
     bottom = tl.load(low + row)

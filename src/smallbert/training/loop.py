@@ -153,14 +153,8 @@ class _Plan:
             batch = make_batch(self.stream, mine if len(mine) else whole[:1], self.layout, slots=self.slots, view=view)
             if not len(mine) and batch.present is not None:
                 batch.present.zero_()  # a process without an example of its own still takes part in the step
-            made[view] = _with_count(batch, count).to(device)
+            made[view] = batch.with_tensors({"count": count}).to(device)
         return made
-
-
-def _with_count(batch: Batch, count: Tensor) -> Batch:
-    from dataclasses import replace
-
-    return replace(batch, count=count)
 
 
 class _Watch:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from smallbert.anatomy import linears
 from smallbert.encoder import Encoder
+from smallbert.errors import UserError
 from smallbert.training.phase import Phase, Weights
 from smallbert.training.thresholds import kth_largest
 
@@ -100,6 +101,11 @@ def mask_by_scores(
     phase: Phase, names: list[str], keep: Tensor, scope: str, score: Callable[[list[str], Weights], Tensor]
 ) -> None:
     """Let the model see only the weights with the highest scores; score(names, weights) stacks a group's scores."""
+    if not names:
+        raise UserError(
+            f"there is no weight to prune: the layers of this {phase.encoder.family} model hold no real-valued matrix "
+            "that pruning knows; prune before quantize, and a family that has such matrices"
+        )
     stacks = Stacks(phase.encoder, names)
 
     def make(weights: Weights) -> Weights:

@@ -2,7 +2,7 @@
 
 On a GPU a sample of the numbers says between which two values the answer must lie; one reading of all numbers counts
 those above and collects the few between, and the answer is found among these. Should the sample have misled (or very
-many numbers be equal), all numbers are read again instead: the answer is exact either way, and nothing waits for Python.
+many numbers be equal), all are read again instead: the answer is exact either way, and nothing waits for Python.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _find_keys(rows: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _bracket(rows: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Two keys between which the answer lies, by six standard deviations of the sample's rank, and room for that many."""
+    """Two keys between which the answer lies, by six standard deviations of its rank, and room for what is between."""
     from smallbert.training.kernels import find_kth
 
     sample = rows[:, ::STRIDE].contiguous()

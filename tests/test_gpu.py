@@ -1,0 +1,102 @@
+"""What only a GPU can show: exact thresholds, fused masks, packed attention, recorded steps equal to plain ones."""
+
+import numpy as np
+import pytest
+import torch
+
+from smallbert.data import STUDENT, Stream, Tokens
+from smallbert.methods import METHODS
+from smallbert.recipe import Recipe
+from smallbert.tiny import SHAPES, make_encoder
+from smallbert.training.loop import train
+from smallbert.training.phase import Phase
+from smallbert.training.thresholds import LEAST, kth_largest
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+
+
+def wide(family):
+    return make_encoder(family, **({"dim": 64} if family == "distilbert" else {"hidden_size": 64}))
+
+
+def make_stream(count=600, longest=60):
+    random = np.random.default_rng(0)
+    lengths = random.integers(4, longest, count)
+    ids = random.integers(5, 100, lengths.sum()).astype(np.int32)
+    tokens = Tokens(ids, np.zeros(len(ids), np.uint8), np.concatenate([[0], np.cumsum(lengths)]))
+    return Stream({STUDENT: tokens}, random.integers(0, 2, count), "classify")
+
+
+@pytest.mark.parametrize("numbers", [100, LEAST, 2_359_296])
+def test_thresholds_are_those_of_a_full_sort(numbers):
+    generator = torch.Generator("cuda").manual_seed(0)
+    rows = torch.randn(6, numbers, device="cuda", generator=generator)
+    rows[1] *= 1e-6
+    rows[2] = rows[2].round()  # many ties
+    rows[3] = 0.0
+    rows[4] = rows[4].abs()
+    rows[5, ::61] = 50.0  # a sample that misleads
+    for share in (1.0, 0.5, 0.1, 0.03, 1 / numbers):
+        count = torch.full((6,), max(1, round(share * numbers)), device="cuda")
+        sorted_rows = rows.sort(descending=True).values
+        assert torch.equal(kth_largest(rows, count), sorted_rows.gather(1, count[:, None] - 1)[:, 0])
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_packed_attention_equals_padded(family):
+    from test_walk import LENGTHS, make_batches
+
+    encoder = wide(family).cuda()
+    if not encoder.packable:
+        pytest.skip("its attention cannot be packed")
+    padded, packed = (batch.to("cuda") for batch in make_batches(LENGTHS, 6))
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        a, b = encoder.states(padded).last, encoder.states(packed).last
+    torch.testing.assert_close(a[padded.attention_mask.bool()], b[0, : sum(LENGTHS)], atol=0.05, rtol=0.05)
+
+
+def run(recipe, family="bert"):
+    encoder = wide(family).cuda()
+    head = {"kind": "classify", "labels": ["a", "b"], "outputs": 2, "from_pooler": encoder.pooler is not None}
+    encoder.apply_method(METHODS["head"](), head)
+    METHODS["head"]().fill(encoder, encoder, head, None, 0)
+    (methods,) = Recipe(recipe)
+    phase = Phase(encoder, tuple(methods), None, 0, {})
+    phase.stream = make_stream()
+    for method in phase.methods:
+        method.attach(phase)
+    train(phase, lambda *_: None)
+    assert not phase.diverged
+    return torch.cat([parameter.detach().flatten() for parameter in encoder.parameters()])
+
+
+@pytest.mark.parametrize("method", ["", "movement(0.3) + ", "magnitude(0.3, scope='global') + "])
+def test_recorded_steps_equal_plain_steps(method):
+    recorded, plain = (run(f"{method}train(epochs=2, lr=1e-3, graphs={graphs})") for graphs in (True, False))
+    assert torch.equal(recorded, plain)
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_every_family_trains(family):
+    assert run("movement(0.5) + train(epochs=1, lr=1e-3)", family).isfinite().all()
+
+
+def test_compiled_layers_train():
+    compiled, plain = (run(f"train(epochs=1, lr=1e-3, dropout=0.0, compile={c})") for c in (True, False))
+    torch.testing.assert_close(compiled, plain, atol=2e-2, rtol=0.1)
+
+
+def test_fused_masks_follow_the_formula():
+    from smallbert.training.masks import _Masked
+
+    weights = [torch.randn(33, 70, device="cuda", requires_grad=True) for _ in range(3)]
+    scores = torch.randn(3, 33 * 70, device="cuda", requires_grad=True)
+    cuts = torch.tensor([0.1, -0.5, 9.0], device="cuda")
+    seen = _Masked.apply(scores, cuts, *weights)
+    slopes = [torch.randn_like(weight) for weight in weights]
+    torch.autograd.backward(seen, slopes)
+    for place, weight in enumerate(weights):
+        mask = (scores[place] >= cuts[place]).view_as(weight)
+        assert torch.equal(seen[place], weight * mask)
+        assert torch.equal(weight.grad, slopes[place] * mask)
+        assert torch.equal(scores.grad[place].view_as(weight), slopes[place] * weight)
