@@ -150,7 +150,7 @@ def main() -> None:
     options = parser.parse_args()
     config = BertConfig(num_labels=3, num_hidden_layers=options.layers)
     device = "cpu" if options.cpu or not torch.cuda.is_available() else "cuda"
-    stream, rows = make_stream(60_000), []
+    stream, rows = make_stream(60_000), list[dict[str, Any]]()
 
     def show(name: str, batch: int, speed: float) -> None:
         first = rows[0]["examples_per_second"] if rows else speed
@@ -159,12 +159,18 @@ def main() -> None:
         )
         print(f"{name:50s} batch {batch:4d} {speed:10.1f} examples/s {speed / first:7.2f} x", flush=True)
 
-    if device == "cpu":  # both ways go once over the same examples
+    if device == "cpu":  # in turns, so that noise hits both alike; both go once over the same examples
         torch.set_num_threads(2)
-        steps = options.steps or 8
-        few = make_stream(32 * steps)
-        show("reference: padded to 128, float32", 32, time_reference(few, 32, steps, 0, False, device, config))
-        show("ours: length buckets, float32", 32, time_ours(few, 32, steps, 0, "", device, config))
+        rounds = []
+        for _ in range(3):
+            few = make_stream(32 * (options.steps or 4))
+            steps = len(few) // 32
+            padded = time_reference(few, 32, steps, 0, False, device, config)
+            rounds.append((padded, time_ours(few, 32, steps, 0, "", device, config)))
+        show("reference: padded to 128, float32", 32, float(np.median([padded for padded, _ in rounds])))
+        show("ours: length buckets, float32", 32, float(np.median([bucketed for _, bucketed in rounds])))
+        rows[-1]["times"] = round(float(np.median([bucketed / padded for padded, bucketed in rounds])), 2)
+        rows[-1]["times_by_round"] = str([round(bucketed / padded, 2) for padded, bucketed in rounds])
     else:
         steps = options.steps or 100
         name = "reference: padded to 128, float32, full sorts"

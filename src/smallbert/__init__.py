@@ -15,6 +15,8 @@ __version__ = "0.1.0"
 NAMES = {
     "load": "smallbert.encoder",
     "Encoder": "smallbert.encoder",
+    "save_folder": "smallbert.folders",
+    "run_recipe": "smallbert.run",
     "Recipe": "smallbert.recipe",
     "expand_space": "smallbert.space",
     "PRESETS": "smallbert.presets",

@@ -1,0 +1,81 @@
+"""The overview of a results folder as one Markdown page: a table a topic, and the command behind every row."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from smallbert.card import Card, load_cards
+from smallbert.errors import UserError
+from smallbert.files import write_text
+from smallbert.report.table import format_rows
+
+OPENING = """# Results
+
+One folder a topic, one card (JSON) a model, or one record a benchmark. This page is made from them by
+`smallbert report results --markdown`; nothing in it is typed by hand. Scores are on dev, 0 to 100; after ± stands the
+standard deviation over seeds, or the standard error of a single run. Every file holds the command that makes it again.
+"""
+
+
+def write_overview(folder: Path | str) -> Path:
+    """Write README.md into a results folder, from the cards and benchmark records in its topics."""
+    path = Path(folder) / "README.md"
+    write_text(path, render_overview(folder))
+    return path
+
+
+def render_overview(folder: Path | str) -> str:
+    """The text of that page."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"there is no results folder {str(folder)!r}")
+    parts = [OPENING]
+    for topic in sorted(path for path in folder.iterdir() if path.is_dir()):
+        cards, records = load_cards(topic), _records(topic)
+        if cards or records:
+            parts.append(f"## {topic.name.replace('_', ' ')}\n")
+        if cards:
+            parts.append(_table(format_rows(cards)))
+            parts.append(_commands(dict.fromkeys(card["command"] for card in cards if card["command"])))
+            parts.append(_fine_print(cards))
+        for record in records:
+            parts.append(_table([{key: str(value) for key, value in row.items()} for row in record["rows"]]))
+            parts.append(_commands([record["command"]]))
+            parts.append(f"On {_machine(record)}.\n")
+    if len(parts) == 1:
+        raise UserError(f"{folder} holds no cards and no benchmark records")
+    return "\n".join(part for part in parts if part)
+
+
+def _records(topic: Path) -> list[dict[str, Any]]:
+    read = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(topic.glob("*.json")))
+    return [record for record in read if "benchmark" in record]
+
+
+def _table(rows: Sequence[dict[str, str]]) -> str:
+    keys = list(rows[0])
+    lines = [keys, ["---"] * len(keys), *[[row[key] for key in keys] for row in rows]]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def _commands(commands: Any) -> str:
+    return "```bash\n" + "".join(f"{command}\n" for command in commands) + "```\n"
+
+
+def _fine_print(cards: Sequence[Card]) -> str:
+    """What must be known to compare these scores with others, each said once."""
+    notes = dict.fromkeys(f"{card['task']}: {card['task_note']}" for card in cards if card["task_note"])
+    trained = dict.fromkeys(
+        note for card in cards for note in (card["trained"] or {}).get("notes", []) if note.startswith("packed")
+    )
+    whys = dict.fromkeys(f"{card['task']}, seed {card['seed']}: {card['why']}" for card in cards if card["why"])
+    machines = dict.fromkeys(_machine(card) for card in cards)
+    lines = [*notes, *trained, *whys, *(f"On {machine}." for machine in machines)]
+    return "".join(f"- {line}\n" for line in lines)
+
+
+def _machine(card: dict[str, Any]) -> str:
+    machine, versions = card["machine"], card["versions"]
+    device = machine.get("gpu") or machine.get("cpu") or "an unnamed machine"
+    return f"{device}, torch {versions.get('torch')}, transformers {versions.get('transformers')}"
