@@ -163,18 +163,23 @@ def part(backbone: Any, layer: nn.Module, role: str) -> Part:
 
 
 def linears(backbone: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Each matrix of the layers once, with its name in the backbone; a fused matrix comes as one.
+    """Each matrix of the layers once, with its name in the backbone; a fused or a tied matrix comes as one.
 
     encoder.layer.0.attention.self.query, …, encoder.layer.11.output.dense
     """
     row = anatomy(backbone)
     stem, roles = row.layers, [role for role in ROLES if getattr(row, role)]
+    seen: set[int] = set()
     for number, layer in enumerate(layers(backbone)):
-        for path in dict.fromkeys(part(backbone, layer, role).path for role in roles):
-            yield f"{stem}.{number}.{path}", attrgetter(path)(layer)
+        for found in (part(backbone, layer, role) for role in roles):
+            if id(found.module) not in seen:
+                seen.add(id(found.module))
+                yield f"{stem}.{number}.{found.path}", found.module
 
 
 def replace_module(root: nn.Module, path: str, module: nn.Module) -> None:
-    """Put a module at a dotted path."""
-    parent, _, name = path.rpartition(".")
-    setattr(attrgetter(parent)(root) if parent else root, name, module)
+    """Put a module at a dotted path, and in every other place that is tied to it."""
+    old = root.get_submodule(path)
+    for place in [place for place, found in root.named_modules(remove_duplicate=False) if found is old]:
+        parent, _, name = place.rpartition(".")
+        setattr(root.get_submodule(parent), name, module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,14 @@ def usable_length(encoder: Encoder, wanted: int | None, task: Task | None = None
     if wanted is not None and wanted > most:
         raise UserError(f"a length of {wanted} tokens was asked for; this model can take at most {most}")
     return min(wanted or (task.length if task is not None else 128), most)
+
+
+def tokenizer_key(tokenizer: Any) -> str:
+    """All that decides into which numbers a tokenizer cuts a text; where to cut it off is said anew at every call."""
+    if tokenizer is None:
+        return ""
+    parts = json.loads(tokenizer.backend_tokenizer.to_str())
+    return json.dumps({name: part for name, part in parts.items() if name not in ("truncation", "padding")})
 
 
 def tokenise(

@@ -1,5 +1,6 @@
 """Writing files so that nothing already there is ever lost: aside first, then synced, then renamed into place."""
 
+import errno
 import json
 import os
 import shutil
@@ -65,6 +66,11 @@ def write_folder(path: Path | str) -> Iterator[Path]:
     finally:
         shutil.rmtree(aside, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether an error says that the disk is full; safetensors and tokenizers say it in errors of their own."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error)
 
 
 def _sync(path: Path) -> None:

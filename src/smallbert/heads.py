@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -81,6 +82,19 @@ def losses(head: Head, scores: Tensor, batch: Batch) -> Tensor:
             + functional.cross_entropy(end, labels[:, 1], reduction="none")
         ) / 2
     return each if batch.present is None else each * batch.present
+
+
+def same_labels(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two heads name the same classes in the same order; names that say nothing fit any.
+
+    >>> same_labels(["NEGATIVE", "POSITIVE"], ["negative", "positive"]), same_labels(["LABEL_0", "LABEL_1"], ["no", "yes"])
+    (True, True)
+    """
+    if len(one) != len(other):
+        return False
+    nothing = [f"label_{number}" for number in range(len(one))]
+    mine, theirs = ([name.casefold() for name in names] for names in (one, other))
+    return mine == theirs or nothing in (mine, theirs)
 
 
 def _dropout(config: Any, kind: str) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from smallbert.data import Stream, tokenise, usable_length
+from smallbert.data import Stream, tokenise, tokenizer_key, usable_length
 from smallbert.encoder import HEAD, Encoder
 from smallbert.errors import UserError
 from smallbert.evaluate import predict
 from smallbert.folders import load_folder, save_folder
+from smallbert.heads import same_labels
 from smallbert.methods import METHODS, Method
 from smallbert.recipe import Recipe
 from smallbert.training.loop import CHECKPOINT_SECONDS, train
@@ -58,7 +59,7 @@ class Setting:
         """The task's training examples for a tokenizer, made once."""
         if self.task is None:
             raise UserError("this recipe trains, so it needs a task: give --task")
-        name = tokenizer.backend_tokenizer.to_str() if tokenizer is not None else ""
+        name = tokenizer_key(tokenizer)
         if name not in self.streams:
             rows = self.task.split("train")
             report = lambda done, total: self.say("tokenising", done, total, "")  # noqa: E731
@@ -79,37 +80,40 @@ def run_recipe(
     key: str = "",
     say: Say = lambda stage, done, total, info: None,
     pause: float = CHECKPOINT_SECONDS,
+    common: Mapping[str, Path] | None = None,
+    judge: bool = True,
 ) -> Outcome:
     """Make a new encoder by a recipe; the one given is not changed.
 
     With a `work` folder, finished phases and a checkpoint of the one that runs are kept there, and a killed run of
-    the same key goes on where it was.
+    the same key goes on where it was. A beginning in `common` (see `beginnings`) is kept in the folder named
+    there instead, so that recipes which begin alike train it once; `key` says what else they have in common. Without
+    `judge`, a classifier that learned nothing is not called diverged.
     """
     recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
-    begun = time.monotonic()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     limit = usable_length(encoder, length, task) if task is not None else 0
     setting = Setting(task, seed, limit, say, work, key, pause)
     marks: dict[str, Encoder] = {}
     student = encoder.copy().to(device)
     if task is not None:
-        if has_head_for(encoder, task):
+        if is_made_for(encoder, task):
             marks[LATEST] = encoder
     outcome = Outcome(student)
-    for number, phase in enumerate(_phases(recipe, encoder, task)):
-        kept = work / f"phase-{number}" if work is not None else None
-        outcome = _run_phase(outcome, phase, number, setting, marks, kept)
+    phases = _phases(recipe, encoder, task)
+    for number, (phase, so_far) in enumerate(zip(phases, _so_far(phases), strict=True)):
+        kept = (common or {}).get(so_far) or (work / f"phase-{number}" if work is not None else None)
+        outcome = _run_phase(outcome, phase, so_far, setting, marks, kept)
         if outcome.diverged:
             break
-    outcome.seconds = time.monotonic() - begun
     outcome.encoder.eval()
-    if outcome.steps and not outcome.diverged and task is not None:
+    if outcome.steps and not outcome.diverged and task is not None and judge:
         outcome.diverged = find_collapse(outcome.encoder, setting)
     return outcome
 
 
 def has_head_for(encoder: Encoder, task: Task) -> bool:
-    """Whether the encoder already answers in the terms of this task."""
+    """Whether the encoder's answers have the shape that this task wants."""
     if HEAD not in encoder.heads:
         return False
     head = encoder.head
@@ -117,28 +121,49 @@ def has_head_for(encoder: Encoder, task: Task) -> bool:
     return head.kind == task.kind and head.out.out_features == outputs
 
 
+def is_made_for(encoder: Encoder, task: Task) -> bool:
+    """Whether the encoder's head has the very classes of this task, so that it can go on learning, or teach, as it is."""
+    return has_head_for(encoder, task) and same_labels(encoder.head.labels, task.labels)
+
+
 def _phases(recipe: Recipe, encoder: Encoder, task: Task | None) -> list[tuple[Method, ...]]:
     """The recipe's phases; an encoder without a head for the task gets one first, unless the recipe says which."""
     phases = [tuple(phase) for phase in recipe.phases()]
     named = any(method.name == "head" for phase in phases for method in phase)
-    if task is not None and not named and not has_head_for(encoder, task):
+    if task is not None and not named and not is_made_for(encoder, task):
         phases.insert(0, (METHODS["head"](),))
     return phases
+
+
+def beginnings(recipe: Recipe, encoder: Encoder, task: Task | None) -> dict[str, bool]:
+    """The recipe written out up to and with each phase, and whether that phase trains; equal texts are equal work.
+
+    {"head(…)": False, "head(…) | finetune(…)": True, "head(…) | finetune(…) | quantize(…)": False}
+    """
+    phases = _phases(recipe, encoder, task)
+    return {text: any(m.trains for m in phase) for text, phase in zip(_so_far(phases), phases, strict=True)}
+
+
+def _so_far(phases: list[tuple[Method, ...]]) -> list[str]:
+    """For each phase the text of the recipe up to and with it."""
+    texts = [" + ".join(map(str, phase)) for phase in phases]
+    return [" | ".join(texts[: number + 1]) for number in range(len(texts))]
 
 
 def _run_phase(
     before: Outcome,
     methods: tuple[Method, ...],
-    number: int,
+    so_far: str,
     setting: Setting,
     marks: dict[str, Encoder],
     kept: Path | None,
 ) -> Outcome:
     encoder, trains = before.encoder, any(method.trains for method in methods)
-    key = f"{setting.key} phase {number}: {' + '.join(map(str, methods))}"
+    key, begun = f"{setting.key}: {so_far}", time.monotonic()
     if trains and kept is not None and (done := _finished(kept, key)) is not None:
         outcome = Outcome(done["encoder"].to(encoder.device), *done["counts"], [*before.notes, *done["notes"]])
-        marks[LATEST] = outcome.encoder
+        outcome.seconds = done["seconds"]
+        marks[LATEST] = outcome.encoder.copy()
         return outcome
     for method in sorted(methods, key=lambda method: method.stage):
         encoder = _change(encoder, method, setting)
@@ -161,6 +186,7 @@ def _run_phase(
         method.settle(phase)
     phase.fold()
     outcome.notes += [note for note in phase.notes if note not in outcome.notes]
+    outcome.seconds = before.seconds + time.monotonic() - begun
     if trains and not phase.diverged:
         marks[LATEST] = encoder.copy()
         if kept is not None:
@@ -217,7 +243,8 @@ def _keep(kept: Path, key: str, outcome: Outcome, known: int) -> None:
         return
     save_folder(outcome.encoder, kept)
     counts = [outcome.steps, outcome.epochs, outcome.packed]
-    write_json(kept / "phase.json", {"key": key, "counts": counts, "notes": outcome.notes[known:]})
+    about = {"key": key, "counts": counts, "notes": outcome.notes[known:], "seconds": outcome.seconds}
+    write_json(kept / "phase.json", about)
     shutil.rmtree(kept.with_suffix(".checkpoint"), ignore_errors=True)
 
 
@@ -230,7 +257,7 @@ def find_collapse(encoder: Encoder, setting: Setting, most: int = 1000) -> str:
     chosen = np.random.default_rng(setting.seed).permutation(len(rows))[:most]
     sample = rows.take(chosen)
     gold = np.array(sample.labels)
-    guess = predict(encoder, tokenise(encoder.tokenizer, sample, task.kind, setting.length), task, sample)
+    guess = predict(encoder, tokenise(encoder.tokenizer, sample, task.kind, setting.length), task, sample, setting.say)
     right, largest = 100 * (guess == gold).mean(), 100 * np.bincount(gold).max() / len(gold)
     one = 100 * np.bincount(guess).max() / len(guess)
     if right <= largest + 2:

@@ -1,13 +1,17 @@
-"""Tiny random encoders of every family, with a tokenizer made on the spot: for checking machinery in seconds."""
+"""Tiny random encoders of every family, and a toy task, all made on the spot: for checking machinery in seconds."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import random
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 from smallbert.encoder import Encoder
+from smallbert.tasks.task import Split, Task
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": 100,
@@ -60,6 +64,27 @@ WORDS = (
     "great good lovely warm clever bright fine sweet moving sharp bad dull weak cold silly grey poor slow clumsy flat "
     "very rather quite not never always and but with of for in on to so too really"
 ).split()
+
+
+GOOD = "great good lovely warm clever bright fine sweet moving sharp".split()
+BAD = "bad dull weak cold silly grey poor slow clumsy flat".split()
+
+
+def make_task(train: int = 200, dev: int = 60, seed: int = 0) -> Task:
+    """A toy task: is the one judging word of a sentence, such as "the film seems dull", a good one?"""
+    draw = random.Random(seed)
+    texts: dict[str, int] = {}
+    while len(texts) < train + dev:
+        label = len(texts) % 2
+        texts[
+            f"{draw.choice(('the', 'this', 'that'))} {draw.choice(WORDS[5:17])} {draw.choice(WORDS[17:22])} "
+            f"{draw.choice(('very', 'rather', 'quite', 'really'))} {draw.choice(GOOD if label else BAD)}"
+        ] = label
+    rows = Split(list(texts), None, list(texts.values()), [str(number) for number in range(train + dev)])
+    splits = {"train": rows.take(range(train)), "dev": rows.take(range(train, train + dev))}
+    fingerprint = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
+    note = "made-up sentences; scores on it mean nothing"
+    return Task("toy", "classify", ("bad", "good"), ("accuracy",), 50.0, 32, note, fingerprint, splits=splits)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

@@ -58,7 +58,7 @@ def collect(
     """Walk to the end and keep every hidden state, and the outputs of the parts named in `taps` (q, k, v, …)."""
     if not taps:
         return States(list(walk(backbone, order, batch, route)))
-    seen: dict[str, list[Tensor]] = {role: [] for role in taps}
+    seen: dict[str, dict[int, Tensor]] = {role: {} for role in taps}
     place = 0
 
     def follow(now: int, hidden: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
@@ -70,8 +70,8 @@ def collect(
         spot = part(backbone, layer, role)
 
         def remember(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            if len(seen[role]) <= place:  # DeBERTa sends its relative positions through the same matrix afterwards
-                seen[role].append(output.chunk(spot.blocks, -1)[spot.block])
+            if place not in seen[role]:  # DeBERTa sends its relative positions through the same matrix afterwards
+                seen[role][place] = output.chunk(spot.blocks, -1)[spot.block]
 
         return spot.module.register_forward_hook(remember)
 
@@ -80,7 +80,7 @@ def collect(
             for role in taps:
                 stack.enter_context(tap(layer, role))
         hidden = list(walk(backbone, order, batch, follow))
-    return States(hidden, seen)
+    return States(hidden, {role: list(found.values()) for role, found in seen.items()})
 
 
 def _caller(

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from smallbert.errors import UserError
+from smallbert.heads import same_labels
 from smallbert.methods import Method
 
 TEACHER = "teacher"
@@ -34,6 +35,11 @@ class Distill(Method):
         theirs, ours = teacher.head, phase.encoder.head
         if theirs.kind != ours.kind or theirs.out.out_features != ours.out.out_features:
             raise UserError(f"the teacher's head ({theirs.kind}) does not fit the student's ({ours.kind})")
+        if not same_labels(theirs.labels, ours.labels):
+            raise UserError(
+                f"the teacher's classes ({', '.join(theirs.labels)}) are not the student's ({', '.join(ours.labels)}), "
+                "name by name and in that order; take a teacher that was trained on this task"
+            )
         phase.add_view(TEACHER, teacher.tokenizer)
 
     def weights(self, phase: Any) -> dict[str, Any]:

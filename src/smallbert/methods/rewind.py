@@ -20,13 +20,12 @@ class Rewind(Method):
                 f"rewind: nothing was marked {self.label!r}; marks so far: {', '.join(phase.marks) or 'none'}"
             )
         then = dict(phase.marks[self.label].backbone.named_parameters())
+        now = dict(phase.encoder.backbone.named_parameters())
+        for name in {**then, **now}:
+            if name not in then or name not in now or then[name].shape != now[name].shape:
+                raise UserError(f"rewind: the encoder has changed shape since {self.label!r} was marked ({name})")
+        phase.hold_zeros()  # those of the weights as they are now, applied to the old ones by the fold
         with torch.no_grad():
-            for name, parameter in phase.encoder.backbone.named_parameters():
-                if name not in then or then[name].shape != parameter.shape:
-                    raise UserError(f"rewind: the encoder has changed shape since {self.label!r} was marked ({name})")
+            for name, parameter in now.items():
                 parameter.copy_(then[name])
         phase.fold()
-
-    def attach(self, phase: Any) -> None:
-        """The zeros that are held now are applied to the old weights too."""
-        phase.hold_zeros()

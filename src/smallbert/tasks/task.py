@@ -1,10 +1,11 @@
 """What a task is: columns of examples, the classes, the metrics, and what guessing would score."""
 
+import hashlib
 import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,21 +132,63 @@ def hold_out(split: Split, share: float, seed: int, kind: str) -> tuple[Split, S
         raise UserError(f"cannot hold out a share of {share} of {len(split)} rows; give at least 2 rows, 0 < share < 1")
     count = min(max(round(share * len(split)), 1), len(split) - 1)
     shuffled = random.Random(seed).sample(range(len(split)), len(split))
-    keys = {"classify": split.labels, "answer": split.pairs}.get(kind)
-    groups: dict[Any, list[int]] = defaultdict(list)
-    for row in shuffled:
-        groups[keys[row] if keys else None].append(row)
+    groups = _grouped(shuffled, {"classify": split.labels, "answer": split.pairs}.get(kind))
     if kind == "answer" and len(groups) > 1:
         held: set[int] = set()
-        for group in list(groups.values())[:-1]:
+        for group in groups[:-1]:
             if len(held) < count:
                 held.update(group)
     else:
-        # Each row sits at its rank inside its class, from 0 to 1: the first rows are then a fair sample of every class.
-        place = {row: (rank + 0.5) / len(group) for group in groups.values() for rank, row in enumerate(group)}
-        held = set(sorted(shuffled, key=place.__getitem__)[:count])
+        held = set(_fair_sample(shuffled, groups, count))
     rows = range(len(split))
     return split.take(row for row in rows if row not in held), split.take(row for row in rows if row in held)
+
+
+def limit(task: Task, examples: int, seed: int = 0, split: str = "train") -> Task:
+    """The task with only so many examples of a split, the same ones each time, every class in its share; it says so.
+
+    >>> limit(task, 1000).note
+    '1,000 of 67,349 train examples, drawn by seed 0'
+    """
+    rows = task.split(split)
+    if examples < 1:
+        raise UserError(f"a sample of {examples} {split} examples was asked for; write a number from 1 to {len(rows)}")
+    if examples >= len(rows):
+        return task
+    shuffled = random.Random(seed).sample(range(len(rows)), len(rows))
+    groups = _grouped(shuffled, rows.labels if task.kind == "classify" else None)
+    splits = {**task.splits, split: rows.take(sorted(_fair_sample(shuffled, groups, examples)))}
+    _check_varied(f"{task.name}, {examples} examples", task.kind, task.labels, splits)
+    note = f"{examples:,} of {len(rows):,} {split} examples, drawn by seed {seed}"
+    limited = _told_apart(task, note, splits=splits)
+    if split != "dev":
+        return limited
+    return replace(limited, chance=_chance(Row(task.kind, task.metrics, ""), splits["dev"]))
+
+
+def cut_at(task: Task, length: int) -> Task:
+    """The task with its texts cut at another number of tokens than is usual for it; it says so."""
+    return task if length == task.length else _told_apart(task, f"texts cut at {length} tokens", length=length)
+
+
+def _told_apart(task: Task, note: str, **changes: Any) -> Task:
+    """A changed task, with the change in its note, and another fingerprint, so that no card is taken for another's."""
+    digest = hashlib.sha256(f"{task.fingerprint} {note}".encode()).hexdigest()[:16]
+    return replace(task, note="; ".join(filter(None, [task.note, note])), fingerprint=digest, **changes)
+
+
+def _grouped(rows: Sequence[int], keys: Sequence[Any] | None) -> list[list[int]]:
+    """The rows in their order, those of one key together."""
+    groups: dict[Any, list[int]] = defaultdict(list)
+    for row in rows:
+        groups[keys[row] if keys else None].append(row)
+    return list(groups.values())
+
+
+def _fair_sample(rows: Sequence[int], groups: list[list[int]], count: int) -> list[int]:
+    """So many rows, of each group its share: each row sits at its rank inside its group, from 0 to 1."""
+    place = {row: (rank + 0.5) / len(group) for group in groups for rank, row in enumerate(group)}
+    return sorted(rows, key=place.__getitem__)[:count]
 
 
 def label_ids(values: Sequence[str], classes: Sequence[str], where: str) -> list[int]:

@@ -31,15 +31,15 @@ def choose_layout(phase: Phase, stream: Stream) -> Layout:
     """Packed on a GPU where the family's attention allows it, else padded by buckets of like length."""
     lengths = np.maximum.reduce([tokens.lengths for tokens in stream.views.values()])
     longest, cuda = int(lengths.max()), phase.device.type == "cuda"
-    packed = cuda and phase.encoder.packable and phase.settings.layout != "padded"
-    packed = packed or (phase.settings.layout == "packed" and phase.encoder.packable)
-    if packed:
+    wanted = phase.settings.layout == "packed" or (cuda and phase.settings.layout == "auto")
+    unpackable = [model.family for model in phase.readers() if not model.packable]
+    if wanted and not unpackable:
         phase.notes.append("packed batches: no padding, and no dropout on attention probabilities")
         tokens = float(lengths.mean()) * phase.settings.batch
         small = 512 if phase.settings.compile else 256  # a compiled step wants few shapes, a recorded one little filler
         return Layout(True, longest, grain=small if tokens < 4096 else 1024)
-    if cuda:
-        phase.notes.append(f"{phase.encoder.family} attention cannot be packed: length buckets instead")
+    if wanted:
+        phase.notes.append(f"{unpackable[0]} attention cannot be packed: length buckets instead")
     return Layout(False, longest, multiple=16 if cuda else 1)
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from smallbert.batch import Batch
-from smallbert.data import STUDENT, Stream
+from smallbert.data import STUDENT, Stream, tokenizer_key
 from smallbert.encoder import Encoder
 from smallbert.errors import UserError
 from smallbert.heads import losses
@@ -54,7 +54,7 @@ class Phase:
         self.dials: dict[str, Tensor] = {}
         self.rates: list[tuple[list[nn.Parameter], float]] = []  # parameters with a learning rate of their own
         self.taps: set[str] = set()
-        self.route: Route | None = None
+        self._route: Route | None = None
         self.step, self.total = 0, 0
         self.world = 1
         self.notes: list[str] = []
@@ -70,13 +70,31 @@ class Phase:
         if name in self.schedules:
             raise UserError(f"two methods of one phase both turn the dial {name!r}; put them into phases of their own")
         self.schedules[name] = schedule if isinstance(schedule, Schedule) else constant(schedule)
-        self.dials[name] = torch.tensor(self.schedules[name].at(0.0), device=self.device)
+        # Double, since a share of millions of weights is rounded to a count.
+        self.dials[name] = torch.tensor(self.schedules[name].at(0.0), dtype=torch.float64, device=self.device)
         return self.dials[name]
 
     def transform(self, names: list[str], make: Callable[[Weights], Weights], stage: int) -> None:
         """Let the model see other weights than the stored ones, from now to the end of the phase."""
         self.transforms.append(Transform(stage, names, make))
         self.transforms.sort(key=lambda transform: transform.stage)
+
+    @property
+    def route(self) -> Route | None:
+        """What decides how each layer is run while training (see walk); one method of a phase may set it."""
+        return self._route
+
+    @route.setter
+    def route(self, route: Route) -> None:
+        if self._route is not None:
+            raise UserError("two methods of one phase both route the layers; put them into phases of their own")
+        self._route = route
+
+    @property
+    def rate(self) -> Tensor | float:
+        """The learning rate of this step as the schedule has it, for a proximal step; a tensor on a GPU."""
+        assert self.optimiser is not None
+        return next(group["lr"] for group in self.optimiser.param_groups if group["base_lr"] == self.settings.lr)
 
     def train_module(self, name: str, module: nn.Module, lr: float | None = None) -> nn.Module:
         """Train another module beside the encoder, with a learning rate of its own if one is given."""
@@ -102,6 +120,10 @@ class Phase:
             found = load(name)
         self._teachers[name] = found.to(self.device).eval().requires_grad_(False)
         return self._teachers[name]
+
+    def readers(self) -> list[Encoder]:
+        """Every model that reads this phase's batches: the encoder and its teachers."""
+        return [self.encoder, *self._teachers.values()]
 
     def add_view(self, name: str, tokenizer: Any) -> None:
         """Let another model read the same texts through its own tokenizer; one that cuts them alike shares the view."""
@@ -135,21 +157,22 @@ class Phase:
 
     def look_at(self, batches: dict[str, Batch]) -> Step:
         """Run the encoder over a batch, with the weights as this phase wants them seen."""
-        student = _Student(self)
         batch = batches[STUDENT]
-        made = self.weights()
-        if made:
-            seen = functional_call(student, {f"encoder.{name}": weight for name, weight in made.items()}, (batch,))
-        else:
-            seen = student(batch)
-        return Step(self, batches, *seen)
+        with self._as_seen():
+            states = self.encoder.states(batch, tuple(sorted(self.taps)), self.route)
+            return Step(self, batches, states, self.encoder.read(states, batch))
 
     def loss(self, batches: dict[str, Batch]) -> Tensor:
         """The whole loss of a batch: the task's own and the methods' terms, each with its weight."""
         step = self.look_at(batches)
         terms: dict[str, Tensor] = {}
         for method in self.methods:
-            terms.update(method.loss(step))
+            for name, value in method.loss(step).items():
+                if name in terms:
+                    raise UserError(
+                        f"two methods of one phase both have a loss called {name!r}; put them into phases of their own"
+                    )
+                terms[name] = value
         if step.batch.labels is not None and not self._is_off("task"):
             terms["task"] = step.mean(losses(self.encoder.head, step.scores, step.batch))
         total = [self._weight(name) * value for name, value in terms.items()]
@@ -171,6 +194,21 @@ class Phase:
             for name, weight in method.weights(self).items():
                 self.dial(f"{name} weight {number}", weight)
 
+    @contextmanager
+    def _as_seen(self) -> Iterator[None]:
+        """Put the transformed weights where the stored ones are; a tied one into all its places."""
+        stored, made = dict(self.encoder.named_parameters()), self.weights()
+        new = {stored[name]: weight for name, weight in made.items()}
+        owners = [module._parameters for module in self.encoder.modules()] if new else []
+        places = [(owner, key, one) for owner in owners for key, one in owner.items() if one is not None and one in new]
+        try:
+            for owner, key, parameter in places:
+                owner[key] = new[parameter]  # type: ignore[assignment]
+            yield
+        finally:
+            for owner, key, parameter in places:
+                owner[key] = parameter
+
     def _weight(self, name: str) -> Tensor | float:
         """The product of what every method says about a term."""
         weight: Tensor | float = 1.0
@@ -186,7 +224,7 @@ class Phase:
 
 def same_tokens(one: Any, other: Any) -> bool:
     """Whether two tokenizers cut every text into the same numbers."""
-    return one is other or one.backend_tokenizer.to_str() == other.backend_tokenizer.to_str()
+    return one is other or tokenizer_key(one) == tokenizer_key(other)
 
 
 def _no_stream() -> Stream:
@@ -219,16 +257,3 @@ class Step:
     def penalty(self, value: Tensor) -> Tensor:
         """A term that depends on no example, counted once however many processes there are."""
         return value / self.phase.world
-
-
-class _Student(nn.Module):
-    """The encoder as one call, so that its weights can be exchanged for the time of that call."""
-
-    def __init__(self, phase: Phase):
-        super().__init__()
-        self.encoder = phase.encoder
-        self.see = (tuple(sorted(phase.taps)), phase.route)
-
-    def forward(self, batch: Batch) -> tuple[States, Tensor]:
-        states = self.encoder.states(batch, *self.see)
-        return states, self.encoder.read(states, batch)

@@ -32,7 +32,8 @@ class Schedule:
         share = min(max((progress - self.begin) / span, 0.0), 1.0) if span > 0 else float(progress >= self.finish)
         if self.shape == "staircase":
             share = int(share * self.stairs + 1e-9) / self.stairs
-        return self.start + (self.end - self.start) * SHAPES[self.shape](share)
+        moved = SHAPES[self.shape](share)
+        return self.start * (1 - moved) + self.end * moved  # exactly `end` at the end
 
 
 def constant(value: float) -> Schedule:

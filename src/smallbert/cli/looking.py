@@ -1,0 +1,153 @@
+"""Verbs that look and hand over: list, inspect, report, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from smallbert.cli.options import Json, Limits, Model, Out, print_json, progress
+from smallbert.errors import UserError
+
+
+def list_(
+    what: Annotated[str | None, typer.Argument(help="methods, presets, tasks or families; all if left out.")] = None,
+    json: Json = False,
+) -> None:
+    """Show what there is: methods, presets, tasks and families."""
+    with progress() as say:
+        say("starting")
+        from smallbert import catalog
+        from smallbert.registry import did_you_mean
+
+        if what is not None and what not in catalog.KINDS:
+            hint = did_you_mean(what, catalog.KINDS)
+            raise UserError(f"there is no list of {what!r}.{hint} Write one of: {', '.join(catalog.KINDS)}")
+        found = catalog.catalog()
+        kinds = [what] if what else list(catalog.KINDS)
+        if json:
+            return print_json({kind: found[kind] for kind in kinds})
+        for kind in kinds:
+            say.show(_table(kind, found[kind], _COLUMNS[kind]))
+
+
+def inspect(model: Model, json: Json = False) -> None:
+    """Show what a model is made of, what was done to it, and what each preset would make of it."""
+    with progress() as say:
+        say("starting")
+        from smallbert import catalog
+        from smallbert.sources import find_model
+
+        found = {"model": model, **catalog.inspect_folder(find_model(model, say.line))}
+        if json:
+            return print_json(found)
+        say.show(_facts(found))
+        say.show(_table("what presets would make of it (an estimate)", found["presets"], _ESTIMATES))
+        if found["card"]:
+            from smallbert.report.table import render_table
+
+            say.show(render_table([found["card"]]))
+
+
+def report(
+    folder: Annotated[str, typer.Argument(help="A folder with cards in it, such as the --out of compare.")],
+    out: Annotated[str | None, typer.Option("--out", help="Where the page goes (FOLDER/report).")] = None,
+    budget: Limits = None,
+    json: Json = False,
+) -> None:
+    """Write a page with plots about all cards of a folder."""
+    with progress() as say:
+        say("writing the page")
+        from smallbert.budget import Budget
+        from smallbert.card import MACHINERY_CHECK, load_cards
+        from smallbert.report import write_report
+
+        limits = Budget.parse(budget) if budget else None
+        cards = load_cards(folder) or load_cards(folder, (MACHINERY_CHECK,))
+        models = ", ".join(dict.fromkeys(card["model"] for card in cards))
+        page = write_report(cards, out or str(Path(folder) / "report"), f"{models}, made small", limits)
+        if json:
+            return print_json({"page": str(page), "cards": len(cards)})
+        say.show(f"The page about {len(cards)} runs is in {page}")
+
+
+def export(
+    folder: Model,
+    to: Annotated[str, typer.Option("--to", help="hf (a plain Hugging Face folder) or onnx.")],
+    out: Out,
+    json: Json = False,
+) -> None:
+    """Hand a model over to other programs, checked to give the same scores there."""
+    with progress() as say:
+        say("exporting")
+        if to not in ("hf", "onnx"):
+            raise UserError(f"--to was given {to!r}; write hf or onnx")
+        from smallbert import export as writing
+        from smallbert.sources import find_model
+
+        write = {"hf": writing.export_hugging_face, "onnx": writing.export_onnx}[to]
+        found = write(find_model(folder, say.line), out)
+        if json:
+            return print_json(found)
+        say.show(f"The model is in {out}")
+        if to == "onnx":
+            checked = f"largest difference {found['difference']:.1e} over {found['checked']} batches"
+            say.show(checked if found["checked"] else "not checked: onnxruntime is not installed")
+
+
+_COLUMNS = {
+    "methods": {"name": "method", "about": "what it does", "settings": "settings"},
+    "presets": {"name": "preset", "about": "what it is", "recipe": "recipe"},
+    "tasks": {"name": "task", "about": "question", "kind": "kind", "metrics": "metrics"},
+    "families": {"name": "family", "about": "what it is like"},
+}
+_ESTIMATES = {
+    "preset": "preset",
+    "layers": "layers",
+    "parameters": "parameters",
+    "weight_bytes": "bytes",
+    "why": "why not",
+}
+
+
+def _table(title: str, rows: list[dict[str, Any]], columns: dict[str, str]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for key, heading in columns.items():
+        table.add_column(heading, overflow="fold", no_wrap=key in ("name", "preset"))
+    for row in rows:
+        table.add_row(*(_cell(row[key]) for key in columns))
+    return table
+
+
+def _cell(value: Any) -> Any:
+    from rich.text import Text
+
+    if isinstance(value, list):
+        value = " ".join(value)
+    return Text(f"{value:,}" if isinstance(value, int) else str(value or ""))
+
+
+def _facts(found: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    head = found["head"]
+    size = found["bytes"]
+    shown = {
+        "model": found["model"],
+        "family": found["family"],
+        "shape": f"{found['layers']} layers, width {found['width']}, {found['heads']} heads",
+        "vocabulary": found["vocabulary"],
+        "parameters": ", ".join(f"{part} {count:,}" for part, count in found["parameters"].items()),
+        "bytes": ", ".join(f"{part} {count:,}" for part, count in size.items()),
+        "head": f"{head['kind']}, {', '.join(head['labels'])}" if head else "none yet",
+        "loads with": "transformers and smallbert" if found["layout"] == "huggingface" else "smallbert",
+        "recipe": found["recipe"] or "nothing was done to it",
+    }
+    for name, value in shown.items():
+        table.add_row(name, _cell(value))
+    return table

@@ -1,0 +1,266 @@
+"""Verbs that make and measure: demo, finetune, compress, eval, compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from smallbert.cli.options import (
+    COMMAND,
+    Data,
+    Device,
+    Examples,
+    Json,
+    Kind,
+    Label,
+    Length,
+    Limits,
+    Model,
+    Out,
+    Pair,
+    Seed,
+    TaskName,
+    Text,
+    print_json,
+    progress,
+    read_numbers,
+)
+from smallbert.errors import UserError
+
+if TYPE_CHECKING:
+    from smallbert.budget import Budget
+    from smallbert.card import Card
+    from smallbert.progress import Progress
+
+BANNER = "MACHINERY CHECK: a tiny random model on toy data. These numbers mean nothing."
+
+
+def demo(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer examples: under 3 minutes on 2 cores, not 10.")] = False,
+    out: Annotated[str, typer.Option("--out", help="Where models, cards and the report go.")] = "smallbert-demo",
+    budget: Limits = None,
+    json: Json = False,
+) -> None:
+    """Make a real model small in eight ways, and say which is best: all-MiniLM-L6-v2 on film reviews."""
+    limits = _limits(budget)
+    with progress() as say:
+        say("starting")
+        from smallbert import demo as shown
+
+        cards, page = shown.run_demo(Path(out), quick, limits or shown.BUDGET, say, COMMAND.get(), silent=json)
+    if json:
+        print_json(_summary(cards, limits or shown.BUDGET, out) | {"page": str(page)})
+
+
+def finetune(
+    model: Model,
+    task: TaskName,
+    out: Out,
+    epochs: Annotated[float | None, typer.Option("--epochs", help="How often to see all examples (3).")] = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="The learning rate (5e-5).")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Examples in a batch (32).")] = None,
+    data: Data = None,
+    text: Text = None,
+    pair: Pair = None,
+    label: Label = None,
+    kind: Kind = None,
+    examples: Examples = None,
+    length: Length = None,
+    seed: Seed = 0,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """Train a model on a task: the baseline that small models are measured against."""
+    settings = {"epochs": epochs, "lr": lr, "batch": batch}
+    given = ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
+    options = {"text": text, "pair": pair, "label": label, "kind": kind}
+    _make(model, f"finetune({given})", task, out, data, options, examples, length, seed, device, json)
+
+
+def compress(
+    model: Model,
+    recipe: Annotated[str, typer.Option("--recipe", help="What to do, such as 'finetune | drop_layers(3) | distill'.")],
+    task: TaskName,
+    out: Out,
+    data: Data = None,
+    text: Text = None,
+    pair: Pair = None,
+    label: Label = None,
+    kind: Kind = None,
+    examples: Examples = None,
+    length: Length = None,
+    seed: Seed = 0,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """Make one small model by a recipe: | means then, + means in the same training phase."""
+    options = {"text": text, "pair": pair, "label": label, "kind": kind}
+    _make(model, recipe, task, out, data, options, examples, length, seed, device, json)
+
+
+def _make(
+    model: str,
+    recipe: str,
+    task: str,
+    out: str,
+    data: str | None,
+    columns: dict[str, str | None],
+    examples: int | None,
+    length: int | None,
+    seed: int,
+    device: str | None,
+    json: bool,
+) -> None:
+    with progress() as say:
+        say("starting")
+        from smallbert import make
+        from smallbert.recipe import Recipe
+
+        parsed = Recipe(recipe)
+        read = make.task_from(task, data, examples, say.line, **columns)
+        start = make.start_from(model, say.line)
+        settings: dict[str, Any] = {"length": length, "device": device, "command": COMMAND.get(), "alone": True}
+        card = make.make_one(parsed, start, read, seed, out, say=say, **settings)
+        if json:
+            return print_json({"folder": out, "card": card})
+        _show(say, [card])
+        _warn(say, [card])
+        say.show(f"The model is in {out}")
+
+
+def evaluate(
+    model: Model,
+    task: TaskName,
+    split: Annotated[str, typer.Option("--split", help="Which examples: train, dev or test.")] = "dev",
+    out: Annotated[str | None, typer.Option("--out", help="A folder to save the card in.")] = None,
+    data: Data = None,
+    text: Text = None,
+    pair: Pair = None,
+    label: Label = None,
+    kind: Kind = None,
+    length: Length = None,
+    json: Json = False,
+) -> None:
+    """Score a model on a task and measure what it costs."""
+    with progress() as say:
+        say("starting")
+        from smallbert import make
+        from smallbert.card import save_card
+
+        read = make.task_from(task, data, None, say.line, text=text, pair=pair, label=label, kind=kind)
+        read.split(split)
+        start = make.start_from(model, say.line)
+        card = make.make_eval_card(start, read, split, length=length, command=COMMAND.get(), say=say)
+        saved = save_card(card, out) if out else None
+        if json:
+            return print_json(card)
+        _show(say, [card])
+        for metric, score in card["scores"].items():
+            say.show(f"{metric} {score['value']:.1f} ± {score['stderr']:.1f} on {score['n']:,} examples of {split}")
+        if saved:
+            say.show(f"The card is in {saved}")
+
+
+def compare(
+    model: Annotated[str | None, typer.Argument(help="As in compress; with --tiny, a family.", metavar="MODEL")] = None,
+    presets: Annotated[str | None, typer.Option("--presets", help="Names with commas, or all.")] = None,
+    recipes: Annotated[
+        str | None, typer.Option("--recipes", help="Recipes with ; between; {…} and maybe() try each.")
+    ] = None,
+    task: Annotated[str | None, typer.Option("--task", help="A task, or your own file or folder of data.")] = None,
+    out: Annotated[str | None, typer.Option("--out", help="Where models and cards go (smallbert-compare).")] = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="Seeds with commas; each recipe is run with each.")] = "0",
+    budget: Limits = None,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="Check the machinery in seconds: random model, toy data.")
+    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Try those that failed once more.")] = False,
+    data: Data = None,
+    text: Text = None,
+    pair: Pair = None,
+    label: Label = None,
+    kind: Kind = None,
+    examples: Examples = None,
+    length: Length = None,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """Make several small models of one model and task, measure them side by side, and say which is best."""
+    limits, numbers = _limits(budget), read_numbers(seeds, "--seeds")
+    if not tiny and (model is None or task is None):
+        raise UserError("compare needs a MODEL and --task; or write --tiny to check the machinery without either")
+    with progress() as say:
+        say("starting")
+        from smallbert import compare as study
+        from smallbert import make
+        from smallbert.card import MACHINERY_CHECK, RESULT
+
+        entries = study.read_entries(presets, recipes)
+        if tiny:
+            start, read = study.tiny_setting(model, say.line)
+        else:
+            columns = {"text": text, "pair": pair, "label": label, "kind": kind}
+            read = make.task_from(str(task), data, examples, say.line, **columns)
+            start = make.start_from(str(model), say.line)
+        out = out or ("smallbert-tiny" if tiny else "smallbert-compare")
+        cards = study.compare(
+            entries,
+            start,
+            read,
+            out,
+            seeds=numbers,
+            length=length,
+            kind=MACHINERY_CHECK if tiny else RESULT,
+            command=COMMAND.get(),
+            device=device,
+            say=say,
+            show=lambda some: None if json else _show(say, some, tiny),
+            again=again,
+            seconds=0.1 if tiny else 2.0,
+        )
+        if json:
+            print_json(_summary(cards, limits, out))
+        else:
+            _show(say, cards, tiny)
+            _warn(say, cards)
+            _name_best(say, cards, limits, tiny)
+            say.show(f"Cards and models are in {out}; a page of them: smallbert report {out}")
+    if not any(card["status"] == "ok" for card in cards):
+        raise typer.Exit(1)
+
+
+def _limits(budget: str | None) -> Budget | None:
+    from smallbert.budget import Budget
+
+    return Budget.parse(budget) if budget else None
+
+
+def _show(say: Progress, cards: list[Card], tiny: bool = False) -> None:
+    from smallbert.report.table import render_table
+
+    say.show(*([BANNER] if tiny else []), render_table(cards))
+
+
+def _warn(say: Progress, cards: list[Card]) -> None:
+    """Say why runs did not go well, and where they are not the whole story."""
+    for why in dict.fromkeys(f"{card['status']}: {card['recipe']}: {card['why']}" for card in cards if card["why"]):
+        say.line(why)
+
+
+def _name_best(say: Progress, cards: list[Card], limits: Budget | None, tiny: bool) -> None:
+    from smallbert.budget import best
+
+    if not tiny:
+        say.show(best(cards, limits).sentence)
+
+
+def _summary(cards: list[Card], limits: Budget | None, out: str) -> dict[str, Any]:
+    from smallbert.budget import best
+    from smallbert.card import card_key
+
+    choice = best(cards, limits)
+    chosen = card_key(**choice.card) if choice.card else None
+    facts = {"out": out, "kind": cards[0]["kind"], "budget": str(limits) if limits else None}
+    return {**facts, "best": chosen, "sentence": choice.sentence, "cards": cards}

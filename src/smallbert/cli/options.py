@@ -1,0 +1,52 @@
+"""Options that several verbs share, and how results are printed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextvars import ContextVar
+from typing import Annotated, Any
+
+import typer
+
+from smallbert.errors import UserError
+from smallbert.progress import Progress
+
+COMMAND: ContextVar[str] = ContextVar("command", default="smallbert")
+
+Model = Annotated[str, typer.Argument(help="A hub name, a folder, or all-MiniLM-L6-v2.", metavar="MODEL")]
+TaskName = Annotated[
+    str, typer.Option("--task", help="A task (see `smallbert list tasks`), or your own file or folder of data.")
+]
+Out = Annotated[str, typer.Option("--out", help="The folder to write; one that holds something else is refused.")]
+Data = Annotated[str | None, typer.Option("--data", help="Where the files of known tasks are (or set SMALLBERT_DATA).")]
+Text = Annotated[str | None, typer.Option("--text", help="Your data: the column of the text.")]
+Pair = Annotated[str | None, typer.Option("--pair", help="Your data: the column of the second text.")]
+Label = Annotated[str | None, typer.Option("--label", help="Your data: the column of the label.")]
+Kind = Annotated[str | None, typer.Option("--kind", help="Your data: classify, regress, tag or answer.")]
+Examples = Annotated[int | None, typer.Option("--examples", help="Train on a fair sample of so many examples.")]
+Length = Annotated[int | None, typer.Option("--length", help="Cut texts at so many tokens.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of all that is random.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default cuda where there is one.")]
+Limits = Annotated[str | None, typer.Option("--budget", help="Limits, such as 'size<=25MB latency<=5ms accuracy>=90'.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
+
+
+def progress() -> Progress:
+    """Progress on stderr, from one process of a launch."""
+    import os
+
+    return Progress(mute=os.environ.get("RANK", "0") != "0")
+
+
+def print_json(value: Any) -> None:
+    """Print a value for programs."""
+    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_numbers(text: str, option: str) -> list[int]:
+    """Whole numbers separated by commas."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"{option} was given {text!r}; write whole numbers with commas, such as 0,1,2") from None

@@ -1,0 +1,193 @@
+"""Many recipes on one model and task: each made once, resumable, its time measured in turns with the others."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from accelerate import PartialState
+
+from smallbert import cost
+from smallbert.anatomy import FAMILIES
+from smallbert.card import RESULT, Card, card_key, load_card
+from smallbert.data import usable_length
+from smallbert.errors import UserError
+from smallbert.files import write_json
+from smallbert.folders import load_folder
+from smallbert.make import (
+    Line,
+    Place,
+    Say,
+    Start,
+    find_place,
+    make_one,
+    quiet,
+    same_work,
+    tiny_start,
+    work_key,
+    write_card,
+)
+from smallbert.presets import PRESETS
+from smallbert.recipe import Recipe
+from smallbert.run import beginnings
+from smallbert.space import expand_space
+from smallbert.tasks.task import cut_at
+from smallbert.wheels import to_stderr
+
+if TYPE_CHECKING:
+    from smallbert.tasks import Task
+
+FIRST_LOOK = 0.3  # seconds; a model's own timing is only for the growing table, all are timed in turns at the end
+
+
+class Entry(NamedTuple):
+    """One recipe of a comparison, and the preset it comes from if any."""
+
+    recipe: Recipe
+    preset: str | None = None
+
+
+def read_entries(presets: str | None = None, recipes: str | None = None) -> list[Entry]:
+    """What to compare: names separated by commas, and recipes separated by semicolons, each of which may be a space.
+
+    >>> read_entries("baseline, int8", "finetune | drop_layers({2, 3}) | distill")      # four entries
+    """
+    names = [name.strip() for name in (presets or "").split(",") if name.strip()]
+    names = list(PRESETS) if names == ["all"] else names
+    texts = [text.strip() for text in (recipes or "").split(";") if text.strip()]
+    found = [Entry(Recipe(PRESETS[name].recipe), PRESETS[name].name) for name in names]
+    found += [Entry(recipe) for text in texts for recipe in expand_space(text)]
+    if not found:
+        raise UserError("there is nothing to compare: write --presets baseline,int8 or --recipes 'finetune; half'")
+    return list({entry.recipe.key(): entry for entry in reversed(found)}.values())[::-1]  # each once, presets first
+
+
+def compare(
+    entries: Sequence[Entry],
+    start: Start,
+    task: Task,
+    out: Path | str,
+    *,
+    seeds: Iterable[int] = (0,),
+    length: int | None = None,
+    kind: str = RESULT,
+    command: str = "",
+    device: str | None = None,
+    say: Say = quiet,
+    show: Callable[[list[Card]], None] = lambda cards: None,
+    again: bool = False,
+    seconds: float = 2.0,
+) -> list[Card]:
+    """Make every recipe with every seed and give the cards; `show` is called with those made so far after each.
+
+    A run that fails becomes a card that says why, and the others go on. What is finished is never made again, and what
+    was begun goes on where it was.
+    """
+    out, seeds, cards = Path(out), list(dict.fromkeys(seeds)), []
+    if length is not None:
+        task = cut_at(task, usable_length(start.encoder, length, task))
+    total = len(entries) * len(seeds)
+    for seed in seeds:
+        common = _common_beginnings(entries, start, task, seed, kind, out)
+        for entry in entries:
+            title = f"model {len(cards) + 1} of {total}"
+            card = make_one(
+                entry.recipe,
+                start,
+                task,
+                seed,
+                out,
+                preset=entry.preset,
+                kind=kind,
+                command=command,
+                device=device,
+                say=lambda stage, *rest, title=title: say(f"{title}: {stage}", *rest),
+                keep_going=True,
+                again=again,
+                seconds=FIRST_LOOK,
+                common=common,
+            )
+            cards.append(card)
+            show(list(cards))
+        for folder in common.values():
+            shutil.rmtree(folder, ignore_errors=True)
+    if PartialState().is_main_process:
+        cards = time_in_turns(cards, out, say, seconds)
+        shutil.rmtree(out / "work", ignore_errors=True)
+    return cards
+
+
+def tiny_setting(family: str | None = None, line: Line = to_stderr) -> tuple[Start, Task]:
+    """A tiny random model and a toy task, to check in seconds that recipes run."""
+    from smallbert.tiny import make_task
+
+    if family is not None and family not in FAMILIES:
+        line(
+            f"--tiny: a tiny random bert stands in for {family}; to choose another, write one of {', '.join(FAMILIES)}"
+        )
+        family = None
+    return tiny_start(family or "bert"), make_task()
+
+
+def time_in_turns(cards: list[Card], out: Path, say: Say = quiet, seconds: float = 2.0) -> list[Card]:
+    """The cards with latencies of one common measurement, in which the models took turns; nothing is timed twice."""
+    places = {key: find_place(out, key) for card in cards if card["status"] == "ok" for key in [card_key(**card)]}
+    places = {key: place for key, place in places.items() if place.model.is_dir()}
+    together = hashlib.sha256(" ".join(sorted(places)).encode()).hexdigest()[:10]
+    timed = [card for card in cards if card_key(**card) in places]
+    if not timed or all(card["latency"].get("together") == together for card in timed):
+        return cards
+    say("timing all models in turns", 0, 0, f"about {seconds * len(places):.0f} s")
+    encoders = {key: load_folder(place.model) for key, place in places.items()}
+    found = cost.measure_latencies(encoders, timed[0]["latency"]["length"], seconds=seconds)
+    for card in timed:
+        latency = {name: value for name, value in found[card_key(**card)].items() if name != "ratio"}
+        latency |= {name: float(f"{latency[name]:.6g}") for name in ("p50_ms", "p95_ms")}
+        card["latency"] = {**latency, "together": together}
+        write_card(places[card_key(**card)], card)
+    return cards
+
+
+def _common_beginnings(
+    entries: Sequence[Entry], start: Start, task: Task, seed: int, kind: str, out: Path
+) -> dict[str, Path]:
+    """Beginnings that several recipes have in common -> the folder where each is kept once it was trained."""
+    counts: Counter[str] = Counter()
+    wanted: set[str] = set()
+    finished: dict[str, Place] = {}
+    for entry in entries:
+        try:
+            texts = beginnings(entry.recipe, start.encoder, task)
+        except UserError:
+            continue  # make_one will say what is wrong with it
+        trained = [text for text, trains in texts.items() if trains]
+        counts.update(trained)
+        place = find_place(out, work_key(entry.recipe, start, task, seed, kind))
+        if not place.card.is_file():
+            wanted.update(trained)
+        elif trained and trained[-1] == list(texts)[-1]:
+            finished[trained[-1]] = place
+    same, common = same_work(start, task, seed), {}
+    for text in (text for text, count in counts.items() if count > 1 and text in wanted):
+        folder = out / "work" / f"beginning-{hashlib.sha256(f'{same} {text}'.encode()).hexdigest()[:10]}"
+        common[text] = folder
+        if text in finished and PartialState().is_main_process:
+            _reuse(finished[text], folder, f"{same}: {text}")
+    return common
+
+
+def _reuse(place: Place, folder: Path, key: str) -> None:
+    """Let a finished model stand for a phase of the recipes that go on from it."""
+    card = load_card(place.card)
+    if card["status"] != "ok" or not place.model.is_dir() or (folder / "phase.json").is_file():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(place.model, folder)
+    trained = card["trained"]
+    about: dict[str, Any] = {"key": key, "counts": [trained[name] for name in ("steps", "epochs", "packed")]}
+    notes = [note for note in trained["notes"] if not note.startswith(f"{card['split']}: ")]
+    write_json(folder / "phase.json", {**about, "notes": notes, "seconds": card["seconds"]})

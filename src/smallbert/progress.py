@@ -1,0 +1,109 @@
+"""Progress on stderr: a moving bar on a terminal, elsewhere one line for each stage that took a while."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TextIO
+
+LEAST = 2.0  # seconds; a stage that ends sooner leaves no line
+WIDTH = 120  # columns, where there is no terminal to ask
+
+
+class Progress:
+    """Call it as `say(stage, done, total, info)`; a total of 0 means that nobody knows how long it takes.
+
+    >>> with Progress() as say:
+    ...     say("training", 20, 94, "loss 0.512")
+
+    A stage ends when all of it is done or when another one begins.
+    """
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic, mute: bool = False):
+        """Show progress on a stream (stderr), or nowhere if mute."""
+        self.stream, self.clock, self.mute = stream or sys.stderr, clock, mute
+        self.stage, self.begun, self.told = "", 0.0, ""
+        self.bars: Any = None
+        self.bar: Any = None
+
+    def __enter__(self) -> Progress:
+        """Begin; the bar itself comes with the first stage."""
+        if self.stream.isatty() and not self.mute:
+            self.bars = _make_bars(self.stream)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the bar away."""
+        self._end()
+        self._pause()
+
+    def __call__(self, stage: str, done: int = 0, total: int = 0, info: str = "") -> None:
+        """Say how far a stage is."""
+        if self.mute:
+            return
+        if stage != self.stage:
+            self._end()
+            self.stage, self.begun = stage, self.clock()
+            if self.bars is not None:
+                self.bar = self.bars.add_task(stage, total=None, info="")
+        count = f"{done:,} of {total:,}" if total else ""
+        self.told = ", ".join(part for part in (count, info) if part)
+        if self.bars is not None:
+            self.bars.update(self.bar, total=total or None, completed=done, info=self.told)
+            self.bars.start()
+        if total and done >= total:
+            self._end()
+
+    def line(self, text: str) -> None:
+        """Say one line, above the bar if there is one."""
+        if not self.mute:
+            self._pause()
+            print(text, file=self.stream, flush=True)
+
+    def show(self, *things: Any) -> None:
+        """Print results (tables, sentences) on stdout, with the bar out of their way."""
+        self._pause()
+        console = make_console()
+        for thing in things:
+            console.print(thing, soft_wrap=isinstance(thing, str), markup=False, highlight=False)
+
+    def _pause(self) -> None:
+        """Take the bar away until there is more to say."""
+        if self.bars is not None:
+            self.bars.stop()
+
+    def _end(self) -> None:
+        if not self.stage:
+            return
+        took = self.clock() - self.begun
+        if self.bars is None and took >= LEAST:
+            print(f"{self.stage}: {self.told + ' ' if self.told else ''}({took:.0f} s)", file=self.stream, flush=True)
+        if self.bar is not None:
+            self.bars.remove_task(self.bar)
+        self.stage, self.told, self.bar = "", "", None
+
+
+def make_console() -> Any:
+    """A console on stdout, wide enough for a table even where stdout is a file."""
+    from rich.console import Console
+
+    console = Console(file=sys.stdout)
+    return console if console.is_terminal else Console(file=sys.stdout, width=WIDTH)
+
+
+def _make_bars(stream: TextIO) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[info]}", markup=False),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    # stdout is left alone: what goes there may be read by another program.
+    return Bars(*columns, console=Console(file=stream), transient=True, redirect_stdout=False, refresh_per_second=4)

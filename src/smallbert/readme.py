@@ -1,0 +1,80 @@
+"""The README.md that a saved model carries: what it is, its numbers, how it was made, how to use it."""
+
+from __future__ import annotations
+
+from smallbert.budget import show
+from smallbert.card import MACHINERY_CHECK, Card, number
+
+AUTO = {
+    "classify": "AutoModelForSequenceClassification",
+    "regress": "AutoModelForSequenceClassification",
+    "tag": "AutoModelForTokenClassification",
+    "answer": "AutoModelForQuestionAnswering",
+}
+
+
+def model_readme(card: Card, layout: str) -> str:
+    """A model's README as Markdown, all of it from its card."""
+    title = f"# {card['model']} for {card['task']}, {card['preset'] or 'made small'}"
+    lines = [title, "", f"Made by smallbert from {card['model']} for the task {card['task']}."]
+    if card["kind"] == MACHINERY_CHECK:
+        lines += ["", "**A machinery check: a tiny random model on toy data. Its numbers mean nothing.**"]
+    if card["status"] != "ok":
+        lines += ["", f"**This run is called {card['status']}: {card['why']}.**"]
+    lines += ["", "| measured | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in _numbers(card))]
+    note = [f"- about the data: {card['task_note']}"] if card["task_note"] else []
+    lines += ["", "## How it was made", "", f"    {card['recipe']}", "", f"- seed {card['seed']}", *note]
+    lines += [f"- command: `{card['command']}`"] if card["command"] else []
+    lines += [f"- {', '.join(f'{name} {version}' for name, version in card['versions'].items())}"]
+    lines += ["", "## How to use it", "", *_usage(layout)]
+    return "\n".join(lines) + "\n"
+
+
+def _numbers(card: Card) -> list[tuple[str, str]]:
+    rows = []
+    for metric, score in (card["scores"] or {}).items():
+        error = "" if score["stderr"] is None else f" ± {score['stderr']:.1f}"
+        value = "-" if score["value"] is None else f"{score['value']:.1f}{error}"
+        rows.append((f"{metric} on {card['split']} ({score['n']:,} examples)", value))
+    for name, title in (("size", "size of its files"), ("parameters", "parameters"), ("macs", "multiplications")):
+        if (value := number(card, name)) is not None:
+            where = f", {card['macs']['length']} tokens" if name == "macs" else ""
+            rows.append((title + where, show(name, value)))
+    if (latency := card["latency"]) is not None:
+        where = f"batch {latency['batch']}, {latency['length']} tokens, {latency['threads']} CPU thread(s)"
+        rows.append((f"median time, {where}", show("latency", latency["p50_ms"])))
+    return rows
+
+
+def _usage(layout: str) -> list[str]:
+    ours = [
+        "With smallbert (`FOLDER` is the folder this file is in):",
+        "",
+        "```python",
+        "from smallbert import load",
+        "from smallbert.data import tokenise",
+        "from smallbert.evaluate import read_scores",
+        "from smallbert.tasks import Split",
+        "",
+        'encoder, texts = load("FOLDER"), ["a first text", "a second one"]',
+        "rows = Split(texts, None, [0] * len(texts), texts)  # the labels are not looked at",
+        "scores = read_scores(encoder, tokenise(encoder.tokenizer, rows, encoder.head.kind, 128))",
+        "```",
+        "",
+        "Score it on any data of its task: `smallbert eval FOLDER --task TASK`.",
+    ]
+    if layout != "huggingface":
+        return [*ours, "", "Its shape is not one that transformers knows, so it loads with smallbert only."]
+    theirs = [
+        "",
+        "With transformers alone, which gave the same scores when this folder was saved:",
+        "",
+        "```python",
+        "import transformers",
+        "",
+        'config = transformers.AutoConfig.from_pretrained("FOLDER")',
+        'model = getattr(transformers, config.architectures[0]).from_pretrained("FOLDER")',
+        'tokenizer = transformers.AutoTokenizer.from_pretrained("FOLDER")',
+        "```",
+    ]
+    return [*ours, *theirs]

@@ -1,0 +1,243 @@
+"""What every method promises, checked for every method and every family: a new method is tested without a line here."""
+
+import json
+from functools import lru_cache
+
+import pytest
+import torch
+from toys import batch_of, is_same_state, run, scores_of, small, snapshot, state_of, stream_of, toy_task
+
+from smallbert import folders
+from smallbert.encoder import fingerprint
+from smallbert.errors import UserError
+from smallbert.folders import load_folder, save_folder
+from smallbert.methods import METHODS
+from smallbert.recipe import Recipe
+from smallbert.tiny import SHAPES
+
+SHORT = "train(epochs=1, batch=8, lr=0.001)"
+TASK = toy_task("pair", 16)
+RECIPES = {  # a method without a row is used as it stands
+    "distill": f"finetune(epochs=1, batch=8) | distill + {SHORT}",
+    "drop_layers": "drop_layers(2)",
+    "finetune": "finetune(epochs=1, batch=8, lr=0.001)",
+    "magnitude": f"magnitude(0.5) + {SHORT}",
+    "mark": "mark('here')",
+    "movement": f"movement(0.5) + {SHORT}",
+    "repeat": "repeat(2, drop_layers(0.6))",
+    "rewind": f"mark('here') | {SHORT} | rewind('here')",
+}
+CHANGES_NO_WEIGHT = {"mark"}
+CHAINS = [
+    "mix_layers | drop_layers(2)",
+    f"mix_layers(norm='layer') | {SHORT} | drop_layers(2) | drop_layers(1, which='last')",
+    f"finetune(epochs=1, batch=8) | magnitude(0.5) + distill + {SHORT} | quantize(8)",
+    "quantize | finetune(epochs=1, batch=8)",
+    f"magnitude(0.5) + {SHORT} | finetune(epochs=1, batch=8)",
+    f"magnitude(0.5) + {SHORT} | drop_layers(2) | {SHORT}",
+    f"drop_layers(2) | mix_layers | magnitude(0.3) + distill + {SHORT} | drop_layers(1) | quantize(activations=True)",
+    "head(pool='mean') | mix_layers(init='plain') | finetune(epochs=1, batch=8) | quantize",
+]
+
+
+def recipe_of(method: str) -> str:
+    return RECIPES.get(method, method)
+
+
+@lru_cache
+def base_of(family: str):
+    """A tiny encoder that already has a head for the toy task."""
+    return run("head", small(family, layers=3), TASK, seed=5).encoder
+
+
+@lru_cache
+def made(recipe: str, family: str, seed: int = 0):
+    """What a recipe makes of the tiny encoder of a family, or the sentence with which it refuses."""
+    try:
+        return run(recipe, base_of(family), TASK, seed)
+    except UserError as refusal:
+        return str(refusal)
+
+
+def result_or_refusal(recipe: str, family: str):
+    outcome = made(recipe, family)
+    if isinstance(outcome, str):  # a clear refusal is as good as working
+        assert len(outcome) > 20 and "\n" not in outcome and "Traceback" not in outcome
+        pytest.skip(f"refused: {outcome}")
+    return outcome.encoder
+
+
+every_method = pytest.mark.parametrize("method", list(METHODS))
+every_chain = pytest.mark.parametrize("chain", CHAINS)
+some_families = pytest.mark.parametrize("kin", ["bert", "albert", "modernbert"])
+
+
+@every_method
+def test_given_encoder_is_untouched(method, family):
+    given = base_of(family).copy()
+    given.train(method != "quantize")  # whatever mode it is in, it stays in it
+    next(given.parameters()).requires_grad_(False)
+    before = snapshot(given)
+    try:
+        result = run(recipe_of(method), given, TASK).encoder
+    except UserError:
+        result = None
+    assert snapshot(given) == before
+    if result is not None:
+        mine = {parameter.data_ptr() for parameter in given.parameters()}
+        assert not mine & {parameter.data_ptr() for parameter in result.parameters()}
+        assert not result.training and not any(module.training for module in result.modules())
+
+
+@every_method
+def test_something_changed(method, family):
+    result, base = result_or_refusal(recipe_of(method), family), base_of(family)
+    assert len(result.history) > len(base.history)
+    assert result.history[: len(base.history)] == base.history
+    # A family that shares its layers changes in how often it runs them, not in its weights.
+    changed = not is_same_state(result, base) or not torch.equal(scores_of(result, TASK), scores_of(base, TASK))
+    assert changed == (method not in CHANGES_NO_WEIGHT)
+    assert any(entry["step"].startswith(method) for entry in result.history) or METHODS[method] is METHODS["repeat"]
+
+
+@every_method
+def test_same_interface_and_finite(method, family):
+    result, base = result_or_refusal(recipe_of(method), family), base_of(family)
+    scores = scores_of(result, TASK)
+    assert scores.shape == scores_of(base, TASK).shape and torch.isfinite(scores).all()
+    assert not torch.equal(scores[0], scores[1])  # it still looks at the text
+    assert result.family == family and result.width == base.width and result.head.labels == base.head.labels
+    states = result.states(batch_of(result, TASK))
+    assert len(states.hidden) == len(result.order) + 1
+    assert all(torch.isfinite(hidden).all() for hidden in states.hidden)
+
+
+@every_method
+def test_text_survives_printing_and_plan_is_json(method, family):
+    recipe = Recipe(recipe_of(method))
+    assert Recipe(str(recipe)) == recipe and str(Recipe(str(recipe))) == str(recipe)
+    assert json.loads(json.dumps([m.settings() for phase in recipe for m in phase], allow_nan=False))
+    result = result_or_refusal(recipe_of(method), family)
+    assert json.loads(json.dumps(result.history, allow_nan=False)) == result.history
+    for entry in result.history:
+        ((again,),) = Recipe(entry["step"])
+        assert str(again) == entry["step"]
+
+
+@every_method
+@pytest.mark.parametrize("layout", ["huggingface", "smallbert"])
+def test_saved_and_loaded_is_equal_to_the_bit(method, family, layout, tmp_path, monkeypatch):
+    result = result_or_refusal(recipe_of(method), family)
+    if layout == "smallbert":
+        monkeypatch.setattr(folders, "_write_hugging_face", lambda encoder, folder: False)
+    before = snapshot(result)
+    written = save_folder(result, tmp_path / "model")
+    assert written == layout or written == "smallbert"
+    assert snapshot(result) == before
+    loaded = load_folder(tmp_path / "model")
+    check_equal(loaded, result)
+
+
+def check_equal(loaded, result):
+    """A loaded encoder is the one that was saved: weights, scores in both layouts, what was done, what it knows."""
+    assert is_same_state(loaded, result) and loaded.history == result.history and loaded.order == result.order
+    assert torch.equal(scores_of(loaded, TASK), scores_of(result, TASK))
+    if result.packable:
+        assert torch.equal(scores_of(loaded, TASK, packed=True), scores_of(result, TASK, packed=True))
+    assert fingerprint(loaded) == fingerprint(result) and loaded.source == result.source
+    held = [[name for name, _ in encoder.held("zeros")] for encoder in (loaded, result)]
+    assert held[0] == held[1]
+    rates = [[getattr(module, "own_rate", None) for module in encoder.modules()] for encoder in (loaded, result)]
+    assert rates[0] == rates[1]
+    dropouts = [[m.p for m in encoder.modules() if isinstance(m, torch.nn.Dropout)] for encoder in (loaded, result)]
+    assert dropouts[0] == dropouts[1]
+    assert stream_of(loaded, TASK).views["student"].ids.tolist() == stream_of(result, TASK).views["student"].ids.tolist()
+
+
+@every_method
+def test_same_seed_is_the_same_to_the_bit(method, family):
+    result = result_or_refusal(recipe_of(method), family)
+    torch.manual_seed(12345)  # what the caller draws is no part of it
+    again = run(recipe_of(method), base_of(family), TASK).encoder
+    assert is_same_state(result, again) and result.history == again.history
+
+
+@every_method
+def test_company_padding_and_packing_do_not_matter(method, family):
+    check_company(result_or_refusal(recipe_of(method), family))
+
+
+@torch.no_grad()
+def check_company(encoder):
+    """A text gets the same scores alone, among others, padded further, and packed, up to float noise."""
+    together = scores_of(encoder, TASK)
+    for number in range(5):
+        torch.testing.assert_close(scores_of(encoder, TASK, index=[number])[0], together[number], atol=2e-5, rtol=1e-4)
+    others = scores_of(encoder, TASK, index=[4, 6, 0, 7], slots=7)  # other company, in other places, empty rows behind
+    torch.testing.assert_close(others[[0, 2]], together[[4, 0]], atol=2e-5, rtol=1e-4)
+    if encoder.packable:
+        packed = scores_of(encoder, TASK, packed=True, slots=6)
+        torch.testing.assert_close(packed[:5], together, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("first", list(METHODS))
+@every_method
+def test_works_after_every_other_method(first, method, tmp_path, monkeypatch):
+    before = result_or_refusal(recipe_of(first), "distilbert")
+    try:
+        result = run(recipe_of(method), before, TASK).encoder
+    except UserError as refusal:
+        pytest.skip(f"refused: {refusal}")
+    assert torch.isfinite(scores_of(result, TASK)).all()
+    assert result.history[: len(before.history)] == before.history
+    monkeypatch.setattr(folders, "_write_hugging_face", lambda encoder, folder: False)  # the quicker layout
+    save_folder(result, tmp_path / "model")
+    check_equal(load_folder(tmp_path / "model"), result)
+
+
+@every_chain
+@some_families
+def test_chains(chain, kin, tmp_path):
+    outcome = made(chain, kin)
+    assert not isinstance(outcome, str), outcome
+    result = outcome.encoder
+    assert torch.isfinite(scores_of(result, TASK)).all()
+    for name in ("model", "again"):  # once more from what was loaded
+        save_folder(result, tmp_path / name)
+        loaded = load_folder(tmp_path / name)
+        check_equal(loaded, result)
+        result = loaded
+    if "activations=True" not in chain:  # rounds its inputs by what is in the batch, and says so
+        check_company(result)
+    assert is_same_state(run(chain, base_of(kin), TASK).encoder, result)
+
+
+@some_families
+def test_a_mixture_loses_the_layers_that_are_dropped(kin):
+    whole, cut = made("mix_layers", kin).encoder, made("mix_layers | drop_layers(2)", kin).encoder
+    assert len(whole.mixture.weights) == 4 and len(cut.mixture.weights) == 3
+    kept = cut.history[-1]["plan"]["layers"]
+    assert torch.equal(cut.mixture.weights, whole.mixture.weights[[0, *(place + 1 for place in kept)]])
+
+
+@some_families
+@pytest.mark.parametrize("after", ["finetune(epochs=2, batch=8)", "drop_layers(2)", f"drop_layers(2) | {SHORT}"])
+def test_zeros_are_held_through_what_comes_after(kin, after):
+    sparse = made(f"magnitude(0.5) + {SHORT}", kin).encoder
+    zeros = {name: tensor == 0 for name, tensor in state_of(sparse).items() if "backbone" in name and tensor.dim() == 2}
+    assert sum(int(mask.sum()) for mask in zeros.values()) > 500
+    later = run(after, sparse, TASK).encoder
+    assert {id(module) for _, module in later.held("zeros")}
+    modules = dict(later.held("zeros"))
+    total = sum(module.weight.numel() for module in modules.values())
+    left = sum(int(module.weight.count_nonzero()) for module in modules.values())
+    assert left == pytest.approx(total / 2, rel=0.01)
+    if "drop_layers" not in after:
+        weights = state_of(later)
+        for name in (f"{name}.weight" for name in modules):
+            assert torch.equal(weights[name] == 0, zeros[name])
+        assert not is_same_state(later, sparse)
+
+
+def test_every_family_has_a_shape_and_every_method_a_sentence(family):
+    assert family in SHAPES and all(method.about for method in METHODS.values())
