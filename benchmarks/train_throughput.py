@@ -11,7 +11,6 @@ are random (BERT-base shape), lengths are log-normal with mean 40 and at most 12
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -183,7 +182,9 @@ def main() -> None:
                 speed = time_ours(stream, batch, steps, 60, text, device, config, compiles=True)
                 show(f"ours: movement masks, {scope}, compiled layers", batch, speed)
     if options.out:
-        record = {"benchmark": "train_throughput", "command": " ".join(["python", *sys.argv]), "rows": rows}
+        given = [f"--{name} {value}" for name, value in vars(options).items() if name in ("layers", "steps") and value]
+        command = " ".join(["python benchmarks/train_throughput.py", *(["--cpu"] if device == "cpu" else []), *given])
+        record = {"benchmark": "train_throughput", "command": command, "rows": rows}
         write_json(options.out / f"{device}.json", record | {"versions": versions(), "machine": machine()})
 
 

@@ -151,7 +151,9 @@ def check_equal(loaded, result):
     assert rates[0] == rates[1]
     dropouts = [[m.p for m in encoder.modules() if isinstance(m, torch.nn.Dropout)] for encoder in (loaded, result)]
     assert dropouts[0] == dropouts[1]
-    assert stream_of(loaded, TASK).views["student"].ids.tolist() == stream_of(result, TASK).views["student"].ids.tolist()
+    assert (
+        stream_of(loaded, TASK).views["student"].ids.tolist() == stream_of(result, TASK).views["student"].ids.tolist()
+    )
 
 
 @every_method

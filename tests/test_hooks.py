@@ -4,9 +4,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from toys import batch_of, is_same_state, run, scores_of, small, state_of, stream_of, toy_task
 from torch import nn
 from torch.nn import functional
+from toys import batch_of, is_same_state, run, scores_of, small, state_of, stream_of, toy_task
 
 from smallbert.anatomy import linears
 from smallbert.data import Stream

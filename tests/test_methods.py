@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.func import functional_call
+from torch.nn import functional
 from toys import (
     accuracy,
     batch_of,
@@ -19,8 +21,6 @@ from toys import (
     stream_of,
     toy_task,
 )
-from torch.func import functional_call
-from torch.nn import functional
 
 from smallbert.data import Layout, make_batch
 from smallbert.errors import UserError

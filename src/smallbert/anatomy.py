@@ -33,6 +33,7 @@ class Anatomy:
     style: str = "bert"  # the row of walk.WALKS that runs it
     offset: bool = False  # positions count from the padding number + 1
     token_types: bool = True
+    recordable: bool = True  # its forward stays on the device, so that a CUDA graph can record it
     shared: bool = False  # layers are one module, run again and again
     count: str = "num_hidden_layers"  # the config's name for the number of layers
     activation: str = "tanh"  # of the classification head
@@ -118,6 +119,7 @@ FAMILIES: dict[str, Anatomy] = {
     "deberta-v2": Anatomy(
         **{**_BERT, "q": "attention.self.query_proj", "k": "attention.self.key_proj", "v": "attention.self.value_proj"},
         style="deberta",
+        recordable=False,
         activation="gelu",
         dense="pooler.dense",
         classifier="classifier",

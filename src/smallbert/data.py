@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from smallbert.anatomy import anatomy
 from smallbert.batch import Batch
 from smallbert.errors import UserError
 from smallbert.heads import IGNORE
@@ -79,7 +80,7 @@ def usable_length(encoder: Encoder, wanted: int | None, task: Task | None = None
     """How many tokens a text may have: what was asked for, or the task's own limit, within what the model can take."""
     config = encoder.backbone.config
     most = getattr(config, "max_position_embeddings", 0) or 10**9
-    if encoder.family in ("roberta", "xlm-roberta", "mpnet"):
+    if anatomy(encoder.backbone).offset:
         most -= encoder.backbone.embeddings.padding_idx + 1
     if wanted is not None and wanted > most:
         raise UserError(f"a length of {wanted} tokens was asked for; this model can take at most {most}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from smallbert.data import STUDENT, Layout, Stream, make_batch, sort_into_batches, tokenise
+from smallbert.data import STUDENT, Layout, Stream, make_batch, sort_into_batches, tokenise, usable_length
 from smallbert.encoder import Encoder
 from smallbert.heads import IGNORE
 from smallbert.metrics import score
@@ -71,10 +71,10 @@ def _tags_by_word(scores: list[np.ndarray], stream: Stream, split: Split) -> lis
 
 
 def evaluate(
-    encoder: Encoder, task: Task, split: str = "dev", length: int = 128, say: Say | None = None
+    encoder: Encoder, task: Task, split: str = "dev", length: int | None = None, say: Say | None = None
 ) -> dict[str, Any]:
     """Scores of an encoder on a split of a task: {"scores": …, "predictions": …, "notes": […]}."""
     rows = task.split(split)
-    stream = tokenise(encoder.tokenizer, rows, task.kind, length)
+    stream = tokenise(encoder.tokenizer, rows, task.kind, usable_length(encoder, length, task))
     predictions = predict(encoder, stream, task, rows, say)
     return {"scores": score(task, predictions, rows), "predictions": predictions, "notes": list(stream.notes)}

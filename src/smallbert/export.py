@@ -23,8 +23,11 @@ from smallbert.errors import RunError, UserError
 from smallbert.files import write_folder, write_json
 from smallbert.folders import load_folder, probe_batch, save_folder
 
-CHECKS = ((1,), (2,), (3, 2), (7,), (5, 9, 2), (8, 8), (11, 4, 6, 3), (16,), (13, 2), (17, 16, 15), (24,), (21, 5))
-CHECKS += ((32, 31), (29,), (48, 2, 17), (64, 33, 20, 9))  # lengths of the texts of each batch tried
+# Lengths of the texts of each batch that is tried.
+CHECKS: tuple[tuple[int, ...], ...] = (
+    *((1,), (2,), (3, 2), (7,), (5, 9, 2), (8, 8), (11, 4, 6, 3), (16,)),
+    *((13, 2), (17, 16, 15), (24,), (21, 5), (32, 31), (29,), (48, 2, 17), (64, 33, 20, 9)),
+)
 FAR = 1e-3  # two scores farther apart than this are not the same
 
 
@@ -57,8 +60,8 @@ def export_onnx(folder: Path | str, out: Path | str) -> dict[str, Any]:
     encoder = load_folder(folder)
     if any(getattr(module, "activations", False) for module in encoder.modules()):
         raise UserError(
-            f"{folder} rounds its inputs to 8 bits (activations=True) as the CPU kernels of torch do, which ONNX cannot "
-            "say in the same way; make it with quantize(8) alone to write it as ONNX"
+            f"{folder} rounds its inputs to 8 bits (activations=True) as torch's CPU kernels do, which ONNX cannot say "
+            "in the same way; make it with quantize(8) alone to write it as ONNX"
         )
     with write_folder(_free(out)) as aside:
         _write_onnx(encoder, aside / "model.onnx")

@@ -44,7 +44,7 @@ def save_folder(encoder: Encoder, path: Path | str) -> str:
             encoder.tokenizer.save_pretrained(aside)
         layout = "huggingface" if _write_hugging_face(encoder, aside) else "smallbert"
         if layout == "smallbert":
-            save_file(_unique_tensors(encoder), aside / "model.safetensors", metadata={"format": "pt"})
+            write_tensors(aside / "model.safetensors", _unique_tensors(encoder))
         about = {"format": FORMAT, "layout": layout, "source": encoder.source}
         write_json(aside / "encoder.json", {**about, "config": encoder.base, "history": encoder.history})
     return layout
@@ -158,7 +158,7 @@ def _write_hugging_face(encoder: Encoder, folder: Path) -> bool:
     if any(wanted.get(name) != tensor.shape for name, tensor in tensors.items()):
         return False
     config.save_pretrained(folder)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(folder / "model.safetensors", tensors)
     if _agrees(encoder, auto, folder):
         return True
     (folder / "config.json").unlink()
@@ -208,6 +208,14 @@ def probe_batch(encoder: Encoder, lengths: tuple[int, ...] = (24, 9, 17)) -> Bat
     if getattr(encoder.backbone.config, "type_vocab_size", 2) < 2:
         types = torch.zeros_like(types)
     return Batch(ids.masked_fill(mask == 0, pad), types, place, attention_mask=mask, size=size, longest=top)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a safetensors file; a full disk is an OSError here too, so that write_folder can say so."""
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def read_tensors(path: Path, only_check: bool = False) -> dict[str, Tensor]:

@@ -87,7 +87,7 @@ def losses(head: Head, scores: Tensor, batch: Batch) -> Tensor:
 def same_labels(one: Sequence[str], other: Sequence[str]) -> bool:
     """Whether two heads name the same classes in the same order; names that say nothing fit any.
 
-    >>> same_labels(["NEGATIVE", "POSITIVE"], ["negative", "positive"]), same_labels(["LABEL_0", "LABEL_1"], ["no", "yes"])
+    >>> same_labels(["No", "Yes"], ["no", "yes"]), same_labels(["LABEL_0", "LABEL_1"], ["no", "yes"])
     (True, True)
     """
     if len(one) != len(other):

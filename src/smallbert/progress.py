@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 LEAST = 2.0  # seconds; a stage that ends sooner leaves no line
 WIDTH = 120  # columns, where there is no terminal to ask
+NARROW = 100
 
 
 class Progress:
@@ -66,6 +67,7 @@ class Progress:
         self._pause()
         console = make_console()
         for thing in things:
+            _narrow(thing, console.width)
             console.print(thing, soft_wrap=isinstance(thing, str), markup=False, highlight=False)
 
     def _pause(self) -> None:
@@ -90,6 +92,17 @@ def make_console() -> Any:
 
     console = Console(file=sys.stdout)
     return console if console.is_terminal else Console(file=sys.stdout, width=WIDTH)
+
+
+def _narrow(thing: Any, width: int) -> None:
+    """Leave room for names in a narrow terminal: of a table of models, what says least is not shown there."""
+    columns = getattr(thing, "columns", [])
+    if width < NARROW and any(column.header == "model" for column in columns):
+        thing.columns = [
+            column
+            for column in columns
+            if column.header != "parameters" and (column.header != "status" or {str(c) for c in column.cells} != {"ok"})
+        ]
 
 
 def _make_bars(stream: TextIO) -> Any:

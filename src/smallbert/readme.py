@@ -34,8 +34,8 @@ def _numbers(card: Card) -> list[tuple[str, str]]:
     rows = []
     for metric, score in (card["scores"] or {}).items():
         error = "" if score["stderr"] is None else f" ± {score['stderr']:.1f}"
-        value = "-" if score["value"] is None else f"{score['value']:.1f}{error}"
-        rows.append((f"{metric} on {card['split']} ({score['n']:,} examples)", value))
+        shown = "-" if score["value"] is None else f"{score['value']:.1f}{error}"
+        rows.append((f"{metric} on {card['split']} ({score['n']:,} examples)", shown))
     for name, title in (("size", "size of its files"), ("parameters", "parameters"), ("macs", "multiplications")):
         if (value := number(card, name)) is not None:
             where = f", {card['macs']['length']} tokens" if name == "macs" else ""

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from smallbert.data import Stream, tokenise, tokenizer_key, usable_length
-from smallbert.encoder import HEAD, Encoder
+from smallbert.encoder import HEAD, Encoder, fingerprint
 from smallbert.errors import UserError
 from smallbert.evaluate import predict
 from smallbert.folders import load_folder, save_folder
 from smallbert.heads import same_labels
 from smallbert.methods import METHODS, Method
+from smallbert.processes import processes
 from smallbert.recipe import Recipe
 from smallbert.training.loop import CHECKPOINT_SECONDS, train
 from smallbert.training.phase import Phase
@@ -91,8 +91,10 @@ def run_recipe(
     `judge`, a classifier that learned nothing is not called diverged.
     """
     recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or str(processes().device)
     limit = usable_length(encoder, length, task) if task is not None else 0
+    # Without a key of the caller's, what is kept in a work folder is told apart by the encoder itself.
+    key = f"{key or (fingerprint(encoder) if work else '')} {task and task.fingerprint} seed {seed} length {limit}"
     setting = Setting(task, seed, limit, say, work, key, pause)
     marks: dict[str, Encoder] = {}
     student = encoder.copy().to(device)
@@ -122,14 +124,15 @@ def has_head_for(encoder: Encoder, task: Task) -> bool:
 
 
 def is_made_for(encoder: Encoder, task: Task) -> bool:
-    """Whether the encoder's head has the very classes of this task, so that it can go on learning, or teach, as it is."""
+    """Whether the encoder's head has the very classes of this task, so that it can learn on, or teach, as it is."""
     return has_head_for(encoder, task) and same_labels(encoder.head.labels, task.labels)
 
 
 def _phases(recipe: Recipe, encoder: Encoder, task: Task | None) -> list[tuple[Method, ...]]:
     """The recipe's phases; an encoder without a head for the task gets one first, unless the recipe says which."""
     phases = [tuple(phase) for phase in recipe.phases()]
-    named = any(method.name == "head" for phase in phases for method in phase)
+    needed = next((n for n, phase in enumerate(phases, 1) if any(method.trains for method in phase)), len(phases))
+    named = any(method.name == "head" for phase in phases[:needed] for method in phase)
     if task is not None and not named and not is_made_for(encoder, task):
         phases.insert(0, (METHODS["head"](),))
     return phases
@@ -161,9 +164,12 @@ def _run_phase(
     encoder, trains = before.encoder, any(method.trains for method in methods)
     key, begun = f"{setting.key}: {so_far}", time.monotonic()
     if trains and kept is not None and (done := _finished(kept, key)) is not None:
-        outcome = Outcome(done["encoder"].to(encoder.device), *done["counts"], [*before.notes, *done["notes"]])
-        outcome.seconds = done["seconds"]
+        outcome = Outcome(done["encoder"].to(encoder.device), *done["counts"])
+        outcome.notes, outcome.seconds = [*before.notes, *done["notes"]], done["seconds"]
         marks[LATEST] = outcome.encoder.copy()
+        for method in methods:
+            if isinstance(method, METHODS["mark"]):
+                method.settle(Phase(outcome.encoder, methods, setting.task, setting.seed, marks))
         return outcome
     for method in sorted(methods, key=lambda method: method.stage):
         encoder = _change(encoder, method, setting)
@@ -176,7 +182,7 @@ def _run_phase(
         train(phase, setting.say, None if kept is None else kept.with_suffix(".checkpoint"), key, setting.pause)
         outcome.steps += phase.step
         outcome.epochs += phase.settings.epochs
-        outcome.packed = any(note.startswith("packed") for note in phase.notes)
+        outcome.packed |= any(note.startswith("packed") for note in phase.notes)
         outcome.diverged = phase.diverged
     else:
         for method in phase.methods:
@@ -224,22 +230,20 @@ def _finished(kept: Path, key: str) -> dict[str, Any] | None:
     """A phase of the same work that was finished before, if there is one."""
     import json
 
-    about = kept / "phase.json"
-    if not about.is_file():
+    try:
+        saved = json.loads((kept / "phase.json").read_text(encoding="utf-8"))
+        return {**saved, "encoder": load_folder(kept)} if saved["key"] == key else None
+    except (OSError, ValueError, UserError):  # not there, or not whole: it is done again
         return None
-    saved = json.loads(about.read_text(encoding="utf-8"))
-    return {**saved, "encoder": load_folder(kept)} if saved["key"] == key else None
 
 
 def _keep(kept: Path, key: str, outcome: Outcome, known: int) -> None:
     """Save a finished phase, then drop the checkpoint that led to it."""
     import shutil
 
-    from accelerate import PartialState
-
     from smallbert.files import write_json
 
-    if not PartialState().is_main_process:
+    if not processes().is_main_process:
         return
     save_folder(outcome.encoder, kept)
     counts = [outcome.steps, outcome.epochs, outcome.packed]

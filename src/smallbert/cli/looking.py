@@ -30,6 +30,8 @@ def list_(
             return print_json({kind: found[kind] for kind in kinds})
         for kind in kinds:
             say.show(_table(kind, found[kind], _COLUMNS[kind]))
+        if "tasks" in kinds:
+            say.show(catalog.OWN_DATA)
 
 
 def inspect(model: Model, json: Json = False) -> None:
@@ -63,7 +65,7 @@ def report(
         from smallbert.card import MACHINERY_CHECK, load_cards
         from smallbert.report import write_report
 
-        limits = Budget.parse(budget) if budget else None
+        limits = None if budget is None else Budget.parse(budget)
         cards = load_cards(folder) or load_cards(folder, (MACHINERY_CHECK,))
         models = ", ".join(dict.fromkeys(card["model"] for card in cards))
         page = write_report(cards, out or str(Path(folder) / "report"), f"{models}, made small", limits)

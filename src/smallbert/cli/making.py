@@ -40,18 +40,18 @@ BANNER = "MACHINERY CHECK: a tiny random model on toy data. These numbers mean n
 def demo(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer examples: under 3 minutes on 2 cores, not 10.")] = False,
     out: Annotated[str, typer.Option("--out", help="Where models, cards and the report go.")] = "smallbert-demo",
-    budget: Limits = None,
+    budget: Annotated[str, typer.Option("--budget", help="Limits for the best of them.")] = "size<=40MB",
     json: Json = False,
 ) -> None:
-    """Make a real model small in eight ways, and say which is best: all-MiniLM-L6-v2 on film reviews."""
+    """Make a real model small in seven ways, and say which is best: all-MiniLM-L6-v2 on film reviews."""
     limits = _limits(budget)
     with progress() as say:
         say("starting")
-        from smallbert import demo as shown
+        from smallbert.demo import run_demo
 
-        cards, page = shown.run_demo(Path(out), quick, limits or shown.BUDGET, say, COMMAND.get(), silent=json)
-    if json:
-        print_json(_summary(cards, limits or shown.BUDGET, out) | {"page": str(page)})
+        cards, page = run_demo(Path(out), quick, limits, say, COMMAND.get(), silent=json)
+        if json:
+            print_json({**_summary(cards, limits, out), "page": str(page)})
 
 
 def finetune(
@@ -234,7 +234,7 @@ def compare(
 def _limits(budget: str | None) -> Budget | None:
     from smallbert.budget import Budget
 
-    return Budget.parse(budget) if budget else None
+    return None if budget is None else Budget.parse(budget)
 
 
 def _show(say: Progress, cards: list[Card], tiny: bool = False) -> None:
@@ -258,9 +258,11 @@ def _name_best(say: Progress, cards: list[Card], limits: Budget | None, tiny: bo
 
 def _summary(cards: list[Card], limits: Budget | None, out: str) -> dict[str, Any]:
     from smallbert.budget import best
-    from smallbert.card import card_key
+    from smallbert.card import MACHINERY_CHECK, card_key
 
+    facts: dict[str, Any] = {"out": out, "kind": cards[0]["kind"], "budget": str(limits) if limits else None}
+    if cards[0]["kind"] == MACHINERY_CHECK:
+        return {**facts, "best": None, "sentence": BANNER, "cards": cards}
     choice = best(cards, limits)
     chosen = card_key(**choice.card) if choice.card else None
-    facts = {"out": out, "kind": cards[0]["kind"], "budget": str(limits) if limits else None}
     return {**facts, "best": chosen, "sentence": choice.sentence, "cards": cards}

@@ -63,7 +63,7 @@ def divergence(kind: str, student: Tensor, teacher: Tensor, step: Any, temperatu
         each = _kl(student, teacher, temperature)
     elif kind == "tag":
         each = _kl(student.flatten(0, 1), teacher.flatten(0, 1), temperature)
-        return each * (batch.labels.flatten() >= 0)
+        return each * ((batch.labels >= 0) & batch.tokens()).flatten()
     else:
         ours, theirs = ([batch.rows(scores[..., side], -1e4) for side in (0, 1)] for scores in (student, teacher))
         each = (_kl(ours[0], theirs[0], temperature) + _kl(ours[1], theirs[1], temperature)) / 2

@@ -6,6 +6,7 @@ import torch
 
 from smallbert import heads
 from smallbert.encoder import HEAD
+from smallbert.errors import UserError
 from smallbert.methods import Method
 
 
@@ -18,6 +19,8 @@ class Head(Method):
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """The kind and size of the head follow from the task."""
+        if task is None:
+            raise UserError("a head is made for a task, and none was given: give --task")
         outputs = {"regress": 1, "answer": 2}.get(task.kind, len(task.labels))
         from_pooler = encoder.pooler is not None and task.kind in ("classify", "regress")
         return {"kind": task.kind, "labels": list(task.labels), "outputs": outputs, "from_pooler": from_pooler}

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from smallbert.files import write_folder, write_json
+from smallbert.folders import write_tensors
 from smallbert.training.phase import Phase
 
 
@@ -34,18 +36,22 @@ def save_checkpoint(phase: Phase, folder: Path, key: str) -> None:
         tensors[name] = tensor.detach().cpu().contiguous() if spot not in seen else tensor.detach().cpu().clone()
         seen.add(spot)
     with write_folder(folder) as aside:
-        save_file(tensors, aside / "state.safetensors")
+        write_tensors(aside / "state.safetensors", tensors)
         write_json(aside / "state.json", {"step": phase.step, "total": phase.total, "key": key, "notes": phase.notes})
 
 
 def load_checkpoint(phase: Phase, folder: Path, key: str) -> bool:
-    """Go on from a checkpoint of the same work; False where there is none."""
-    if not (folder / "state.json").is_file():
+    """Go on from a checkpoint of the same work; False where there is none, or none that is whole."""
+    try:
+        about = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        if about["key"] != key or about["total"] != phase.total:
+            return False  # another recipe, another data set or another length of training
+        tensors = load_file(folder / "state.safetensors")
+    except FileNotFoundError:
         return False
-    about = json.loads((folder / "state.json").read_text())
-    if about["key"] != key or about["total"] != phase.total:
-        return False  # another recipe, another data set or another length of training
-    tensors = load_file(folder / "state.safetensors")
+    except (OSError, ValueError, SafetensorError):
+        phase.notes.append("the last checkpoint was not whole, so the phase began anew")
+        return False
     parts: dict[str, dict[str, Tensor]] = {"encoder": {}, "modules": {}, "optimiser": {}}
     for name, tensor in tensors.items():
         part, _, rest = name.partition(".")

@@ -12,9 +12,11 @@ import torch
 from accelerate import PartialState
 from torch import Tensor, nn
 
+from smallbert.anatomy import anatomy
 from smallbert.batch import Batch
 from smallbert.data import STUDENT, Layout, Stream, cut_into_batches, make_batch
 from smallbert.errors import UserError
+from smallbert.processes import processes
 from smallbert.training.checkpoint import load_checkpoint, save_checkpoint
 from smallbert.training.conditions import COMPILE_PAYS, compiled_layers, other_dropout
 from smallbert.training.graphs import Graphs
@@ -48,7 +50,7 @@ def train(phase: Phase, say: Say, work: Path | None = None, key: str = "", pause
     settings, stream = phase.settings, phase.stream
     if stream is None or len(stream) == 0:
         raise UserError("there is nothing to train on: the task has no training examples")
-    state = PartialState()
+    state = processes()
     phase.world = state.num_processes
     plan = _Plan(stream, choose_layout(phase, stream), settings.batch, phase.seed, state)
     phase.total = max(1, round(settings.epochs * plan.steps_per_epoch))
@@ -124,7 +126,8 @@ def _stepper(phase: Phase) -> Callable[[Batches], Tensor]:
         raise UserError("two methods of one phase both wrap the training step; put them into phases of their own")
     if wraps:
         return lambda batches: wraps[0](phase, batches, take_step)
-    if phase.device.type == "cuda" and phase.world == 1 and phase.settings.graphs:
+    recordable = all(anatomy(model.backbone).recordable for model in phase.readers())
+    if phase.device.type == "cuda" and phase.world == 1 and phase.settings.graphs and recordable:
         return Graphs(phase, take_step)
     return lambda batches: take_step(phase, batches)
 

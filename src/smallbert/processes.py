@@ -1,0 +1,15 @@
+"""The processes that run one program together: a single one, or as many as accelerate or torchrun started."""
+
+import os
+
+import torch
+from accelerate import PartialState
+
+
+def processes() -> PartialState:
+    """Which process this is, of how many, and on what device.
+
+    Without a GPU accelerate must be told so: it would else take each process for the only one.
+    """
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
+    return PartialState(cpu=on_cpu or not torch.cuda.is_available())

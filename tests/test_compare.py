@@ -1,0 +1,198 @@
+"""Many runs: made once, begun alike trained once, failures kept as cards, stops survived, times taken in turns."""
+
+import json
+
+import pytest
+import torch
+
+from smallbert import compare as study
+from smallbert import make
+from smallbert.card import MACHINERY_CHECK, load_card, load_cards
+from smallbert.encoder import fingerprint
+from smallbert.errors import RunError, UserError
+from smallbert.folders import load_folder
+from smallbert.recipe import Recipe
+from smallbert.tasks.task import cut_at, limit
+from smallbert.tiny import make_encoder, make_task
+
+FIRST = "finetune(epochs=1, lr=1e-3)"
+STUDENT = f"{FIRST} | drop_layers(2) | distill + train(epochs=1, lr=1e-3)"
+
+
+@pytest.fixture(scope="module")
+def start():
+    encoder = make_encoder("bert")
+    return make.Start(encoder, "tiny bert", fingerprint(encoder))
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """How often training really ran, by the text of its methods."""
+    from smallbert import run
+
+    seen = []
+    real = run.train
+
+    def count(phase, *rest):
+        seen.append(" + ".join(sorted(method.name for method in phase.methods)))
+        return real(phase, *rest)
+
+    monkeypatch.setattr(run, "train", count)
+    return seen
+
+
+def do(start, out, recipes, **settings):
+    settings = {"kind": MACHINERY_CHECK, "seconds": 0.0, **settings}
+    return study.compare(study.read_entries(None, recipes), start, make_task(), out, **settings)
+
+
+def test_common_beginning_is_trained_once_and_changes_nothing(start, tmp_path, runs):
+    cards = do(start, tmp_path / "many", f"{FIRST}; {STUDENT}; {FIRST} | quantize(8)")
+    assert runs == ["finetune", "distill + train"]
+    assert [card["status"] for card in cards] == ["ok"] * 3
+    alone = make.make_one(STUDENT, start, make_task(), 0, tmp_path / "alone", kind=MACHINERY_CHECK, seconds=0.0)
+    assert runs == ["finetune", "distill + train"] * 2
+    assert alone["scores"] == cards[1]["scores"] and alone["trained"] == cards[1]["trained"]
+    folders = [next((tmp_path / part / "models").glob("*distill*")) for part in ("many", "alone")]
+    one, other = (load_folder(folder).state_dict() for folder in folders)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert cards[1]["seconds"] > cards[0]["seconds"]  # the shared part counts for each
+    assert not (tmp_path / "many" / "work").exists()
+
+
+def test_finished_work_is_never_done_again(start, tmp_path, runs):
+    first = do(start, tmp_path, f"{FIRST}; {FIRST} | quantize(8)")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert do(start, tmp_path, f"{FIRST}; {FIRST} | quantize(8)") == first
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
+    more = do(start, tmp_path, f"{FIRST}; {STUDENT}")  # goes on from the finished model instead of training it again
+    assert runs == ["finetune", "distill + train"]
+    assert more[1]["trained"]["epochs"] == 2
+
+
+def test_a_run_that_fails_is_a_card_and_the_others_go_on(start, tmp_path, monkeypatch):
+    shown = []
+    settings = {"show": lambda cards: shown.append(len(cards))}
+    cards = do(start, tmp_path, f"{FIRST} | drop_layers(9); identity; {FIRST}", **settings)
+    assert [card["status"] for card in cards] == ["failed", "ok", "ok"] and shown == [1, 2, 3]
+    assert "4 layers" in cards[0]["why"] and cards[0]["scores"] is None
+    assert len(load_cards(tmp_path, (MACHINERY_CHECK,))) == 3
+
+    def explode(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(make, "run_recipe", explode)
+    (card,) = do(start, tmp_path, "finetune(epochs=2)")
+    assert card["status"] == "failed" and "memory" in card["why"]
+    monkeypatch.undo()
+    (card,) = do(start, tmp_path, "finetune(epochs=2)")
+    assert card["status"] == "failed"
+    (card,) = do(start, tmp_path, "finetune(epochs=2)", again=True)
+    assert card["status"] == "ok"
+
+
+def test_a_single_run_raises_what_is_wrong(start, tmp_path):
+    with pytest.raises(UserError, match="4 layers"):
+        make.make_one("drop_layers(9)", start, make_task(), 0, tmp_path / "out", alone=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_interrupted_work_goes_on_to_the_same_end(start, tmp_path, runs):
+    def stop(stage, done, total, info):
+        if "2 of 2: training" in stage and done >= 2:
+            raise KeyboardInterrupt
+
+    recipes = f"{FIRST}; {STUDENT}"
+    with pytest.raises(KeyboardInterrupt):
+        do(start, tmp_path / "stopped", recipes, say=stop)
+    (safe,) = load_cards(tmp_path / "stopped", (MACHINERY_CHECK,))
+    assert safe["status"] == "ok"
+    resumed, whole = do(start, tmp_path / "stopped", recipes), do(start, tmp_path / "whole", recipes)
+    assert runs == ["finetune", "distill + train", "distill + train", "finetune", "distill + train"]
+    assert resumed[1]["scores"] == whole[1]["scores"]
+    folders = [next((tmp_path / part / "models").glob("*distill*")) for part in ("stopped", "whole")]
+    one, other = (load_folder(folder).state_dict() for folder in folders)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_times_are_taken_in_turns(start, tmp_path):
+    cards = do(start, tmp_path, "identity; drop_layers(1)", seconds=0.2)
+    marks = {card["latency"]["together"] for card in cards}
+    assert len(marks) == 1 and len({card["latency"]["repeats"] for card in cards}) == 1
+    for card in cards:
+        key = next(path for path in (tmp_path / "cards").iterdir() if load_card(path)["recipe"] == card["recipe"]).stem
+        assert load_card(tmp_path / "models" / key / "card.json") == card  # the copy beside the model is the same
+        assert f"{card['latency']['p50_ms']:.3g} ms" in (tmp_path / "models" / key / "README.md").read_text()
+
+
+def test_a_full_disk_stops_and_leaves_earlier_cards(start, tmp_path, monkeypatch):
+    do(start, tmp_path, "identity")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    monkeypatch.setattr(
+        "smallbert.files.os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
+    with pytest.raises(RunError, match="No space left"):
+        do(start, tmp_path, "identity; drop_layers(1)")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_seeds_lengths_and_samples_are_different_work(start, tmp_path):
+    task = make_task()
+    tasks = [task, limit(task, 50), cut_at(task, 8), limit(task, 20, split="dev")]
+    keys = {make.work_key(Recipe("identity"), start, each, seed) for each in tasks for seed in (0, 1)}
+    assert len(keys) == 8
+    cards = do(start, tmp_path, "identity", seeds=[0, 1])
+    assert [card["seed"] for card in cards] == [0, 1]
+    with pytest.raises(UserError, match="at most 72"):
+        do(start, tmp_path, "identity", length=100)
+    (card,) = do(start, tmp_path, "identity", length=4)
+    assert "cut at 4 tokens" in card["task_note"]
+
+
+def test_a_sample_is_fair_and_always_the_same():
+    task = make_task()
+    some = limit(task, 40)
+    assert len(some.split("train")) == 40 and sum(some.split("train").labels) == 20
+    assert some.split("train").texts == limit(task, 40).split("train").texts
+    assert some.split("dev") is task.split("dev") and some.fingerprint != task.fingerprint
+    assert "40 of 200 train examples" in some.note
+    assert limit(task, 200) is task
+    with pytest.raises(UserError, match="from 1 to 200"):
+        limit(task, 0)
+    with pytest.raises(UserError, match="two different"):
+        limit(task, 1)
+
+
+def test_entries_come_from_presets_recipes_and_spaces():
+    entries = study.read_entries("baseline, half-int8", "finetune | drop_layers({2, 3}) | maybe(quantize(8)); finetune")
+    assert [entry.preset for entry in entries] == ["baseline", "half-int8", None, None, None, None]
+    with pytest.raises(UserError, match="nothing to compare"):
+        study.read_entries(None, " ; ")
+
+
+def test_labels_in_another_order_are_put_right(start):
+    task = make_task()
+    encoder = make.run_recipe(FIRST, start.encoder, task, judge=False).encoder
+    turned = encoder.copy()
+    with torch.no_grad():
+        turned.head.out.weight.copy_(encoder.head.out.weight.flip(0))
+        turned.head.out.bias.copy_(encoder.head.out.bias.flip(0))
+    turned.head.labels = ["good", "bad"]
+    right = make.match_labels(turned, task)
+    assert torch.equal(right.head.out.weight, encoder.head.out.weight) and right.head.labels == ["bad", "good"]
+    with pytest.raises(UserError, match="no task head"):
+        make.match_labels(start.encoder, task)
+
+
+def test_the_readme_of_a_model_runs(start, tmp_path):
+    make.make_one("finetune(epochs=1)", start, make_task(), 0, tmp_path / "model", alone=True, kind=MACHINERY_CHECK)
+    text = (tmp_path / "model" / "README.md").read_text()
+    blocks = [block.split("```")[0] for block in text.split("```python\n")[1:]]
+    assert len(blocks) == 2 and "MACHINERY" in text.upper()
+    seen: dict = {}
+    for block in blocks:
+        exec(block.replace("FOLDER", str(tmp_path / "model")), seen)
+    tokens = seen["tokenizer"](seen["texts"][0], return_tensors="pt")
+    theirs = seen["model"](**tokens).logits[0].detach().numpy()
+    assert seen["scores"][0] == pytest.approx(theirs, abs=1e-4)
+    assert json.loads((tmp_path / "model" / "card.json").read_text())["recipe"].startswith("finetune(epochs=1.0")

@@ -1,0 +1,209 @@
+"""A run that is killed goes on as if it had never stopped, and what was finished is not done again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from toys import is_same_state, run, small, toy_task
+
+from smallbert.folders import load_folder
+from smallbert.training import loop
+
+TASK = toy_task("classify", 24)
+LONG = "train(epochs=4, batch=8, lr=0.003)"  # twelve steps
+SHORT = "train(epochs=1, batch=8, lr=0.003)"  # three
+RECIPE = f"{SHORT} | mix_layers | movement(0.5) + distill + {LONG} | quantize"
+SCRIPT = f"""
+import os, signal, sys, torch
+torch.set_num_threads(1)
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from smallbert.folders import save_folder
+from smallbert.training import checkpoint, loop
+from toys import run, small, toy_task
+
+folder, last = Path(sys.argv[1]), int(sys.argv[2])
+write, take = checkpoint.write_json, loop.take_step
+
+def killed_while_writing(path, about):
+    if about["step"] == last and about["total"] == 12:
+        os.kill(os.getpid(), signal.SIGKILL)  # the tensors are written, the rest is not
+    write(path, about)
+
+def told(phase, batches):
+    print("step", phase.step, phase.total, flush=True)
+    return take(phase, batches)
+
+checkpoint.write_json, loop.take_step = killed_while_writing, told
+outcome = run({RECIPE!r}, small(), toy_task("classify", 24), work=folder / "work", pause=0.0)
+save_folder(outcome.encoder, folder / "result")
+"""
+
+
+class Kill(Exception):
+    """Stands for a kill inside this process."""
+
+
+@contextmanager
+def killed_at(step: int, error: type[BaseException] = Kill):
+    """Break off a phase of twelve steps before it takes this one."""
+
+    def take(phase, batches):
+        if phase.step == step and phase.total == 12:
+            raise error
+        return real(phase, batches)
+
+    real = loop.take_step
+    with patch.object(loop, "take_step", take), pytest.raises(error):
+        yield
+
+
+@contextmanager
+def counted():
+    """A list of the steps that are taken, as (step, total)."""
+    taken: list[tuple[int, int]] = []
+    real = loop.take_step
+    with patch.object(loop, "take_step", lambda p, b: taken.append((p.step, p.total)) or real(p, b)):
+        yield taken
+
+
+def no_pickle(folder: Path) -> bool:
+    """Whether nothing in a folder is anything but safetensors, JSON and plain text."""
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    return bool(files) and all(file.suffix in (".safetensors", ".json") for file in files)
+
+
+def test_kill_minus_nine_in_the_middle(tmp_path):
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    options = {"capture_output": True, "text": True, "timeout": 120}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    killed = subprocess.run([*command, "7"], env=environment, **options)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not (tmp_path / "result").exists() and no_pickle(tmp_path / "work")
+    checkpoint = tmp_path / "work" / "phase-3.checkpoint"
+    assert json.loads((checkpoint / "state.json").read_text())["step"] == 6
+    again = subprocess.run([*command, "0"], env=environment, **options)
+    assert again.returncode == 0, again.stderr
+    # Only what was not done yet: no step of the finished first phase, and the second one from its checkpoint on.
+    assert again.stdout.split("\n")[:-1] == [f"step {step} 12" for step in range(6, 12)]
+    assert no_pickle(tmp_path)
+    assert is_same_state(load_folder(tmp_path / "result"), run(RECIPE, small(), TASK).encoder)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        LONG,
+        f"magnitude(0.3) + {LONG}",
+        f"{SHORT} | mix_layers | movement(0.3, scope='global') + distill + {LONG}",
+        f"magnitude(0.3) + {SHORT} | drop_layers(1) | {LONG} | quantize",
+        f"quantize | {LONG}",
+    ],
+)
+def test_resumed_is_equal_to_the_bit(recipe, tmp_path):
+    with killed_at(7):
+        run(recipe, small(), TASK, work=tmp_path, pause=0.0)
+    (checkpoint,) = tmp_path.glob("*.checkpoint")
+    assert json.loads((checkpoint / "state.json").read_text())["step"] == 7 and no_pickle(tmp_path)
+    with counted() as taken:
+        resumed = run(recipe, small(), TASK, work=tmp_path, pause=0.0)
+    assert taken == [(step, 12) for step in range(7, 12)]
+    assert "went on from a checkpoint at step 7" in resumed.notes
+    whole = run(recipe, small(), TASK)
+    assert is_same_state(resumed.encoder, whole.encoder) and resumed.encoder.history == whole.encoder.history
+    assert (resumed.steps, resumed.epochs, resumed.packed) == (whole.steps, whole.epochs, whole.packed)
+    assert not list(tmp_path.glob("*.checkpoint"))
+
+
+def test_an_interrupt_saves_first(tmp_path):
+    with killed_at(5, KeyboardInterrupt):
+        run(LONG, small(), TASK, work=tmp_path)  # the time to save one has not come yet
+    resumed = run(LONG, small(), TASK, work=tmp_path)
+    assert "went on from a checkpoint at step 5" in resumed.notes
+    assert is_same_state(resumed.encoder, run(LONG, small(), TASK).encoder)
+
+
+def test_what_is_finished_is_not_run_again(tmp_path):
+    recipe = f"{SHORT} | drop_layers(1) | mark('here') + {SHORT} | {SHORT} | rewind('here')"
+    first = run(recipe, small(), TASK, work=tmp_path)
+    assert no_pickle(tmp_path)
+    with counted() as taken:
+        second = run(recipe, small(), TASK, work=tmp_path)
+    assert not taken
+    assert is_same_state(first.encoder, second.encoder) and first.encoder.history == second.encoder.history
+    assert (first.steps, first.epochs, first.diverged) == (second.steps, second.epochs, second.diverged)
+    assert is_same_state(first.encoder, run(recipe, small(), TASK).encoder)
+
+
+def test_a_teacher_is_the_same_after_a_resume(tmp_path):
+    """What is rewound after a finished phase must not rewind the teacher that this phase left."""
+    recipe = f"mark('start') | {SHORT} | rewind('start') | distill(alpha=1.0) + {LONG}"
+    with killed_at(4):
+        run(recipe, small(), TASK, work=tmp_path, pause=0.0)
+    resumed = run(recipe, small(), TASK, work=tmp_path)
+    assert is_same_state(resumed.encoder, run(recipe, small(), TASK).encoder)
+
+
+CHANGES = ("recipe", "earlier", "seed", "task", "encoder", "length", "key", "longer")
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("finished", [False, True])
+def test_other_work_is_not_gone_on_with(change, finished, tmp_path):
+    def go(what: str, **options):
+        long = LONG.replace("4", "5") if what == "longer" else LONG
+        recipe = (
+            f"drop_layers({2 if what == 'earlier' else 1}) | magnitude({0.5 if what == 'recipe' else 0.4}) + {long}"
+        )
+        task = toy_task("classify", 24, seed=7 if what == "task" else 0)
+        encoder = small(layers=3, seed=5 if what == "encoder" else 0)
+        options |= {"seed": int(what == "seed"), "length": 8 if what == "length" else None}
+        return run(recipe, encoder, task, key="other" if what == "key" else "", **options)
+
+    if finished:
+        go("", work=tmp_path)
+    else:
+        with killed_at(3):
+            go("", work=tmp_path, pause=0.0)
+        assert list(tmp_path.glob("*.checkpoint"))
+    other, clean = go(change, work=tmp_path), go(change)
+    assert not any("went on" in note for note in other.notes)
+    assert is_same_state(other.encoder, clean.encoder) and other.encoder.history == clean.encoder.history
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def overwrite(file: Path) -> None:
+    file.write_bytes(b"\xff\x00[]")
+
+
+@pytest.mark.parametrize("file", ["state.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", [cut, overwrite, Path.unlink])
+def test_a_broken_checkpoint_is_survived(file, damage, tmp_path):
+    with killed_at(3):
+        run(LONG, small(), TASK, work=tmp_path, pause=0.0)
+    (checkpoint,) = tmp_path.glob("*.checkpoint")
+    damage(checkpoint / file)
+    anew = run(LONG, small(), TASK, work=tmp_path)
+    assert is_same_state(anew.encoder, run(LONG, small(), TASK).encoder)
+    assert not any("went on" in note for note in anew.notes)
+    if damage is not Path.unlink:
+        assert "the last checkpoint was not whole, so the phase began anew" in anew.notes
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "phase.json", "encoder.json"])
+def test_a_broken_finished_phase_is_done_again(file, tmp_path):
+    first = run(SHORT, small(), TASK, work=tmp_path)
+    (found,) = tmp_path.rglob(file)
+    cut(found)
+    with counted() as taken:
+        second = run(SHORT, small(), TASK, work=tmp_path)
+    assert len(taken) == 3 and is_same_state(first.encoder, second.encoder)
