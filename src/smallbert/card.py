@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from smallbert import __version__
 from smallbert.errors import RunError, UserError
 from smallbert.files import write_json
 
@@ -78,7 +79,7 @@ FIELDS: dict[str, Field] = {
     "machine": Field("the machine it ran on", (dict,)),
 }
 SCORE_PARTS = ("value", "stderr", "n", "low", "high")
-_PACKAGES = ("smallbert", "torch", "transformers", "accelerate", "safetensors", "numpy")
+_PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "numpy")
 
 
 def make_card(**fields: Any) -> Card:
@@ -180,7 +181,7 @@ def load_cards(folder: Path | str, kinds: tuple[str, ...] = (RESULT,)) -> list[C
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that can change a number; nothing is imported for it."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "smallbert": __version__}
     for package in _PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
