@@ -145,8 +145,10 @@ def test_seeds_lengths_and_samples_are_different_work(start, tmp_path):
     assert [card["seed"] for card in cards] == [0, 1]
     with pytest.raises(UserError, match="at most 72"):
         do(start, tmp_path, "identity", length=100)
-    (card,) = do(start, tmp_path, "identity", length=4)
-    assert "cut at 4 tokens" in card["task_note"]
+    with pytest.raises(UserError, match="8 or more"):
+        do(start, tmp_path, "identity", length=0)
+    (card,) = do(start, tmp_path, "identity", length=8)
+    assert "cut at 8 tokens" in card["task_note"]
 
 
 def test_a_sample_is_fair_and_always_the_same():

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from accelerate import PartialState
-
 from smallbert import cost
 from smallbert.anatomy import FAMILIES
 from smallbert.card import RESULT, Card, card_key, load_card
@@ -23,19 +21,19 @@ from smallbert.make import (
     Place,
     Say,
     Start,
+    at_length,
     find_place,
     make_one,
     quiet,
-    same_work,
     tiny_start,
     work_key,
     write_card,
 )
 from smallbert.presets import PRESETS
+from smallbert.processes import processes
 from smallbert.recipe import Recipe
-from smallbert.run import beginnings
+from smallbert.run import beginnings, same_work
 from smallbert.space import expand_space
-from smallbert.tasks.task import cut_at
 from smallbert.wheels import to_stderr
 
 if TYPE_CHECKING:
@@ -92,8 +90,7 @@ def compare(
     """
     out, seeds = Path(out), list(dict.fromkeys(seeds))
     cards: list[Card] = []
-    if length is not None:
-        task = cut_at(task, usable_length(start.encoder, length, task))
+    task = at_length(start, task, length)
     total = len(entries) * len(seeds)
     for seed in seeds:
         common = _common_beginnings(entries, start, task, seed, kind, out)
@@ -119,7 +116,7 @@ def compare(
             show(list(cards))
         for folder in common.values():
             shutil.rmtree(folder, ignore_errors=True)
-    if PartialState().is_main_process:
+    if processes().is_main_process:
         cards = time_in_turns(cards, out, say, seconds)
         shutil.rmtree(out / "work", ignore_errors=True)
     return cards
@@ -175,11 +172,12 @@ def _common_beginnings(
             wanted.update(trained)
         elif trained and trained[-1] == list(texts)[-1]:
             finished[trained[-1]] = place
-    same, common = same_work(start, task, seed), {}
+    same = same_work(start.fingerprint, task, seed, usable_length(start.encoder, None, task))
+    common = {}
     for text in (text for text, count in counts.items() if count > 1 and text in wanted):
         folder = out / "work" / f"beginning-{hashlib.sha256(f'{same} {text}'.encode()).hexdigest()[:10]}"
         common[text] = folder
-        if text in finished and PartialState().is_main_process:
+        if text in finished and processes().is_main_process:
             _reuse(finished[text], folder, f"{same}: {text}")
     return common
 

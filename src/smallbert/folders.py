@@ -7,17 +7,13 @@ Hugging Face's own forward was run on the folder and gave the same scores.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from smallbert.anatomy import anatomy
@@ -25,6 +21,7 @@ from smallbert.batch import Batch
 from smallbert.encoder import HEAD, Encoder, skeleton
 from smallbert.errors import UserError
 from smallbert.files import write_folder, write_json
+from smallbert.modelfiles import load_tokenizer, quiet, read_json, read_tensors, save_tokenizer, write_tensors
 
 FORMAT = 1
 AUTO = {
@@ -41,7 +38,7 @@ def save_folder(encoder: Encoder, path: Path | str) -> str:
     """Save an encoder whole or not at all; gives the layout, "huggingface" where that is true, else "smallbert"."""
     with write_folder(path) as aside:
         if encoder.tokenizer is not None:
-            encoder.tokenizer.save_pretrained(aside)
+            save_tokenizer(encoder, aside)
         layout = "huggingface" if _write_hugging_face(encoder, aside) else "smallbert"
         if layout == "smallbert":
             write_tensors(aside / "model.safetensors", _unique_tensors(encoder))
@@ -61,14 +58,19 @@ def load_folder(path: Path | str) -> Encoder:
 
 
 def _load_ours(path: Path) -> Encoder:
-    saved = _read_json(path / "encoder.json")
+    saved = read_json(path / "encoder.json")
     if saved.get("format", 0) > FORMAT:
         raise UserError(
             f"{path} was written by a newer smallbert (format {saved['format']}); upgrade smallbert to load it"
         )
-    encoder = skeleton(saved["config"], _load_tokenizer(path))
+    if lost := [name for name in ("config", "history", "layout", "source") if name not in saved]:
+        raise UserError(f"{path / 'encoder.json'} does not say its {lost[0]}; save or download the model again")
+    encoder = skeleton(saved["config"], load_tokenizer(path))
     encoder.source = saved["source"]
-    encoder.replay(saved["history"])
+    try:
+        encoder.replay(saved["history"])
+    except UserError as error:
+        raise UserError(f"what was done to {path} cannot be done again: {str(error).splitlines()[0]}") from None
     tensors = read_tensors(path / "model.safetensors")
     if saved["layout"] == "huggingface":
         back = {theirs: ours for ours, theirs in (_their_names(encoder) or {}).items()}
@@ -87,16 +89,16 @@ def _load_ours(path: Path) -> Encoder:
 
 
 def _load_hugging_face(path: Path) -> Encoder:
-    config = _read_json(path / "config.json")
+    config = read_json(path / "config.json")
     names = config.get("architectures") or ["?"]
     kind = next((kind for suffix, kind in _KINDS.items() if names[0].endswith(suffix)), None)
-    if kind == "classify" and config.get("problem_type") == "regression":
+    if kind == "classify" and (config.get("problem_type") == "regression" or len(config.get("id2label") or "ab") == 1):
         kind = "regress"
     for file in sorted(path.glob("*.safetensors")):
         read_tensors(file, only_check=True)
     try:
         settings = {"dtype": torch.float32, "output_loading_info": True, "local_files_only": True}
-        with _quiet():
+        with quiet():
             model, info = getattr(transformers, AUTO[kind]).from_pretrained(path, **settings)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{path} cannot be loaded as a model: {str(error).splitlines()[0]}") from None
@@ -108,7 +110,7 @@ def _load_hugging_face(path: Path) -> Encoder:
     backbone = model.base_model
     if any(name.startswith("pooler.") for name in info["missing_keys"]):
         backbone.pooler = None
-    encoder = Encoder(backbone, _load_tokenizer(path))
+    encoder = Encoder(backbone, load_tokenizer(path))
     encoder.source = path.name
     if kind is not None:
         _adopt_head(encoder, model, kind)
@@ -128,7 +130,7 @@ def _adopt_head(encoder: Encoder, model: Any, kind: str) -> None:
     theirs, ours = model.state_dict(), encoder.state_dict()
     with torch.no_grad():
         for name, tensor in ours.items():
-            if name.startswith("heads."):
+            if name.startswith("heads.") and names[name] in theirs:  # a pooler has moved here already
                 tensor.copy_(theirs[names[name]])
 
 
@@ -169,7 +171,7 @@ def _write_hugging_face(encoder: Encoder, folder: Path) -> bool:
 def _agrees(encoder: Encoder, auto: Any, folder: Path) -> bool:
     """Whether Hugging Face's forward on the folder gives what ours gives, on three random texts of unequal length."""
     try:
-        with _quiet():
+        with quiet():
             model, info = auto.from_pretrained(
                 folder, output_loading_info=True, local_files_only=True, dtype=torch.float32
             )
@@ -208,29 +210,6 @@ def probe_batch(encoder: Encoder, lengths: tuple[int, ...] = (24, 9, 17)) -> Bat
     if getattr(encoder.backbone.config, "type_vocab_size", 2) < 2:
         types = torch.zeros_like(types)
     return Batch(ids.masked_fill(mask == 0, pad), types, place, attention_mask=mask, size=size, longest=top)
-
-
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a safetensors file; a full disk is an OSError here too, so that write_folder can say so."""
-    try:
-        save_file(tensors, path, metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-
-
-def read_tensors(path: Path, only_check: bool = False) -> dict[str, Tensor]:
-    """Read a safetensors file, or say in one sentence why it cannot be read."""
-    from safetensors import safe_open
-
-    try:
-        if only_check:
-            with safe_open(path, "pt"):
-                return {}
-        return load_file(path)
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing; save or download the model again") from None
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is not a whole safetensors file ({error}); save or download the model again") from None
 
 
 def _their_names(encoder: Encoder) -> dict[str, str] | None:
@@ -275,32 +254,3 @@ def _unique_tensors(encoder: Encoder) -> dict[str, Tensor]:
         if seen.setdefault((tensor.data_ptr(), tensor.shape), name) == name or tensor.numel() == 0:
             unique[name] = tensor.detach().cpu().contiguous()
     return unique
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Let transformers load without its own bars and tables: what matters of them is checked and said here."""
-    logging = transformers.utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def _load_tokenizer(path: Path) -> Any:
-    try:
-        return transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None

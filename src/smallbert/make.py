@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
 from smallbert import cost
@@ -22,6 +21,8 @@ from smallbert.errors import RunError, UserError
 from smallbert.evaluate import evaluate
 from smallbert.files import is_full_disk, write_json, write_text
 from smallbert.folders import load_folder, save_folder
+from smallbert.heads import same_labels
+from smallbert.processes import processes
 from smallbert.readme import model_readme
 from smallbert.recipe import Recipe
 from smallbert.run import Outcome, has_head_for, run_recipe
@@ -35,6 +36,7 @@ Line = Callable[[str], None]
 DEMO_DATA = "rotten_tomatoes"
 COST_LENGTHS = {"answer": 384}  # tokens at which speed is measured; what is not named here is short texts
 COST_LENGTH = 32
+SHORTEST = 8  # tokens; two texts and what stands around them
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,21 @@ def task_from(
     return task if examples is None else limit(task, examples)
 
 
+def at_length(start: Start, task: Task, length: int | None) -> Task:
+    """The task with texts cut at the length asked for, if one was; one that cannot be is refused."""
+    if length is None:
+        return task
+    if length < SHORTEST:
+        raise UserError(f"texts cannot be cut at {length} tokens; write --length {SHORTEST} or more")
+    return cut_at(task, usable_length(start.encoder, length, task))
+
+
 def find_place(out: Path | str, key: str, alone: bool = False) -> Place:
     """Where the work of a key is kept below a folder of many; `alone`, the folder is the model itself."""
     out = Path(out)
     if alone:
-        return Place(out, out / "card.json", out.with_name(f".{out.name}.work"))
+        whole = out.resolve()
+        return Place(out, out / "card.json", whole.parent / f".{whole.name}.work")
     return Place(out / "models" / key, out / "cards" / f"{key}.json", out / "work" / key)
 
 
@@ -119,8 +131,7 @@ def make_one(
     with `keep_going` becomes a card that says why; `again` tries failed ones once more.
     """
     recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
-    if length is not None:
-        task = cut_at(task, usable_length(start.encoder, length, task))
+    task = at_length(start, task, length)
     facts = {**_facts(start, recipe.key(), task, seed), "preset": preset, "kind": kind, "command": command}
     key = card_key(**facts)
     place = find_place(out, key, alone)
@@ -128,10 +139,10 @@ def make_one(
     if known is not None and not (again and known["status"] == "failed"):
         return dict(known)
     settings: dict[str, Any] = {"device": check_device(device), "work": place.work, "common": common}
-    settings |= {"key": same_work(start, task, seed), "judge": kind == RESULT}  # a tiny random model learns nothing
+    settings |= {"key": start.fingerprint, "judge": kind == RESULT}  # a tiny random model learns nothing
     try:
         outcome = run_recipe(recipe, start.encoder, task, seed, say=say, **settings)
-        if PartialState().is_main_process:
+        if processes().is_main_process:
             _finish(outcome, place, facts, task, say, seconds)
     except (RunError, OSError):
         raise
@@ -141,18 +152,13 @@ def make_one(
         write_json(place.card, make_card(**facts, status="failed", why=_why(error), missing={}))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    PartialState().wait_for_everyone()
+    processes().wait_for_everyone()
     return load_card(place.card)
 
 
 def work_key(recipe: Recipe, start: Start, task: Task, seed: int, kind: str = RESULT) -> str:
     """The name of one piece of work, as on its card."""
     return card_key(**_facts(start, recipe.key(), task, seed), kind=kind)
-
-
-def same_work(start: Start, task: Task, seed: int) -> str:
-    """What two runs have in common if equal beginnings of their recipes give equal weights."""
-    return json.dumps([start.fingerprint, task.fingerprint, seed])
 
 
 def measure_model(
@@ -171,10 +177,12 @@ def make_eval_card(
 ) -> Card:
     """Measure a saved model as it is; what its own card says about how it was made is kept."""
     assert start.folder is not None
-    task = task if length is None else cut_at(task, usable_length(start.encoder, length, task))
+    task = at_length(start, task, length)
     encoder = match_labels(start.encoder, task)
     found = measure_model(encoder, start.folder, task, split, say)
     notes, about = found.pop("notes"), start.folder / "card.json"
+    if not same_labels(encoder.head.labels, task.labels):
+        notes.append(f"the head's classes {', '.join(encoder.head.labels)} are taken for {', '.join(task.labels)}")
     own = load_card(about) if about.is_file() else None
     steps = " | ".join(entry["step"] for entry in encoder.history)
     facts = _facts(start, steps or "identity", task, 0, split)
@@ -191,15 +199,15 @@ def match_labels(encoder: Encoder, task: Task) -> Encoder:
         raise UserError(
             f"this model cannot be scored on {task.name} ({task.kind}): {has}; fine-tune it on the task first"
         )
-    theirs, ours = encoder.head.labels, list(task.labels)
-    if theirs == ours or set(theirs) != set(ours):
+    theirs, ours = [label.casefold() for label in encoder.head.labels], [label.casefold() for label in task.labels]
+    if theirs == ours or sorted(theirs) != sorted(ours):
         return encoder  # classes without names, or with other ones, are taken to be in the task's order
     order, sorted_head = [theirs.index(label) for label in ours], encoder.copy()
     out = sorted_head.head.out
     with torch.no_grad():
         out.weight.copy_(out.weight[order])
         out.bias.copy_(out.bias[order])
-    sorted_head.head.labels = ours
+    sorted_head.head.labels = list(task.labels)
     return sorted_head
 
 
@@ -271,7 +279,7 @@ def _known_card(place: Place, key: str, alone: bool) -> Card | None:
 
 def _from_main(find: Callable[[], Any]) -> Any:
     """What the main process finds, so that all processes of a launch take the same way."""
-    state = PartialState()
+    state = processes()
     state.wait_for_everyone()
     if state.num_processes == 1:
         return find()

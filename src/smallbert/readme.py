@@ -5,13 +5,6 @@ from __future__ import annotations
 from smallbert.budget import show
 from smallbert.card import MACHINERY_CHECK, Card, number
 
-AUTO = {
-    "classify": "AutoModelForSequenceClassification",
-    "regress": "AutoModelForSequenceClassification",
-    "tag": "AutoModelForTokenClassification",
-    "answer": "AutoModelForQuestionAnswering",
-}
-
 
 def model_readme(card: Card, layout: str) -> str:
     """A model's README as Markdown, all of it from its card."""
@@ -21,7 +14,7 @@ def model_readme(card: Card, layout: str) -> str:
         lines += ["", "**A machinery check: a tiny random model on toy data. Its numbers mean nothing.**"]
     if card["status"] != "ok":
         lines += ["", f"**This run is called {card['status']}: {card['why']}.**"]
-    lines += ["", "| measured | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in _numbers(card))]
+    lines += ["", "| measured | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in numbers(card))]
     note = [f"- about the data: {card['task_note']}"] if card["task_note"] else []
     lines += ["", "## How it was made", "", f"    {card['recipe']}", "", f"- seed {card['seed']}", *note]
     lines += [f"- command: `{card['command']}`"] if card["command"] else []
@@ -30,7 +23,8 @@ def model_readme(card: Card, layout: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _numbers(card: Card) -> list[tuple[str, str]]:
+def numbers(card: Card) -> list[tuple[str, str]]:
+    """What was measured, in words: [("accuracy on dev (872 examples)", "91.2 ± 1.0"), ("size of its files", …), …]."""
     rows = []
     for metric, score in (card["scores"] or {}).items():
         error = "" if score["stderr"] is None else f" ± {score['stderr']:.1f}"

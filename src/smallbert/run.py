@@ -94,7 +94,7 @@ def run_recipe(
     device = device or str(processes().device)
     limit = usable_length(encoder, length, task) if task is not None else 0
     # Without a key of the caller's, what is kept in a work folder is told apart by the encoder itself.
-    key = f"{key or (fingerprint(encoder) if work else '')} {task and task.fingerprint} seed {seed} length {limit}"
+    key = same_work(key or (fingerprint(encoder) if work else ""), task, seed, limit)
     setting = Setting(task, seed, limit, say, work, key, pause)
     marks: dict[str, Encoder] = {}
     student = encoder.copy().to(device)
@@ -112,6 +112,11 @@ def run_recipe(
     if outcome.steps and not outcome.diverged and task is not None and judge:
         outcome.diverged = find_collapse(outcome.encoder, setting)
     return outcome
+
+
+def same_work(key: str, task: Task | None, seed: int, length: int) -> str:
+    """What two runs have in common if equal beginnings of their recipes give equal weights."""
+    return f"{key} {task and task.fingerprint} seed {seed} length {length}"
 
 
 def has_head_for(encoder: Encoder, task: Task) -> bool:

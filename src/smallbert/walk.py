@@ -109,7 +109,10 @@ def _positions(backbone: Any, batch: Batch) -> Tensor:
 
 
 def _embed(backbone: Any, batch: Batch) -> Tensor:
-    extra = {"token_type_ids": batch.token_type_ids} if anatomy(backbone).token_types else {}
+    extra = {}
+    if anatomy(backbone).token_types:  # a model that knows one type only (RoBERTa) may come with a tokenizer of two
+        types = batch.token_type_ids
+        extra["token_type_ids"] = types if backbone.config.type_vocab_size > 1 else torch.zeros_like(types)
     hidden = backbone.embeddings(input_ids=batch.input_ids, position_ids=_positions(backbone, batch), **extra)
     project = getattr(backbone, "embeddings_project", None)
     return hidden if project is None else project(hidden)

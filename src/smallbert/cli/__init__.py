@@ -73,6 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123 - one process of a launch speaks for all
     try:
         code = app(given, standalone_mode=False)
+        if code == 130:  # typer has caught it already
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except (Exception, KeyboardInterrupt) as error:
         if debug and not hasattr(error, "format_message"):

@@ -148,6 +148,7 @@ def evaluate(
         say("starting")
         from smallbert import make
         from smallbert.card import save_card
+        from smallbert.readme import numbers
 
         read = make.task_from(task, data, None, say.line, text=text, pair=pair, label=label, kind=kind)
         read.split(split)
@@ -156,9 +157,7 @@ def evaluate(
         saved = save_card(card, out) if out else None
         if json:
             return print_json(card)
-        _show(say, [card])
-        for metric, score in card["scores"].items():
-            say.show(f"{metric} {score['value']:.1f} ± {score['stderr']:.1f} on {score['n']:,} examples of {split}")
+        say.show(*(f"{name}: {value}" for name, value in numbers(card)))
         if saved:
             say.show(f"The card is in {saved}")
 

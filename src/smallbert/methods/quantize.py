@@ -1,5 +1,7 @@
 """Weights as 8-bit whole numbers, embeddings included: a quarter of the bytes; int8 arithmetic on CPU if asked for."""
 
+import copy
+import warnings
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,6 +12,8 @@ from smallbert.anatomy import replace_module
 from smallbert.methods import Method
 
 TOP = 127
+# torch's own int8 products for CPUs; without them the same rounding is done in floating point, at its speed.
+WHOLE_KERNELS = hasattr(torch.ops.quantized, "linear_dynamic") and hasattr(torch, "_make_per_channel_quantized_tensor")
 
 
 class Quantize(Method):
@@ -89,7 +93,7 @@ class WholeLinear(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Multiply."""
         if self.activations:
-            if not self.training and not inputs.is_cuda and not torch.compiler.is_exporting():
+            if WHOLE_KERNELS and not self.training and not inputs.is_cuda and not torch.compiler.is_exporting():
                 return torch.ops.quantized.linear_dynamic(inputs.float(), self._keep("packed", self._pack), True)
             inputs = _round_inputs(inputs)
         weight = self._real() if self.training else self._keep("real", self._real)
@@ -100,7 +104,9 @@ class WholeLinear(nn.Module):
 
     def _pack(self) -> Any:
         zeros = torch.zeros(self.out_features, dtype=torch.long)
-        whole = torch._make_per_channel_quantized_tensor(self.weight, self.scale.double(), zeros, 0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch means to drop these tensors one day; WHOLE_KERNELS watches for it
+            whole = torch._make_per_channel_quantized_tensor(self.weight, self.scale.double(), zeros, 0)
         return torch.ops.quantized.linear_prepack(whole, None if self.bias is None else self.bias.detach())
 
     def _keep(self, kind: str, make: Any) -> Any:
@@ -115,8 +121,6 @@ class WholeLinear(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> "WholeLinear":
         new = self.__class__.__new__(self.__class__)
         memo[id(self)] = new
-        import copy
-
         new.__dict__.update({k: copy.deepcopy(v, memo) for k, v in self.__dict__.items() if k != "_kept"})
         new._kept = (None, None)
         return new
