@@ -56,6 +56,7 @@ def test_hugging_face_reads_the_folder_by_itself(kind, family, tmp_path):
         assert [model.config.id2label[number] for number in range(len(task.labels))] == list(task.labels)
         assert model.config.label2id == {label: number for number, label in enumerate(task.labels)}
     assert kind != "regress" or (model.config.num_labels == 1 and model.config.problem_type == "regression")
+    assert "smallbert" not in (tmp_path / "model" / "config.json").read_text()  # needs nothing of ours elsewhere
     # And ours reads it as a plain Hugging Face folder too, without the history.
     (tmp_path / "model" / "encoder.json").unlink()
     assert torch.equal(scores_of(load_folder(tmp_path / "model"), task), scores_of(encoder, task))

@@ -29,6 +29,7 @@ from smallbert.methods import METHODS, Method
 from smallbert.methods.distill import TEACHER, divergence
 from smallbert.methods.drop_layers import CHOICES
 from smallbert.methods.quantize import WholeEmbedding, WholeLinear
+from smallbert.tasks.task import Split
 from smallbert.tiny import make_tokenizer
 from smallbert.training.masks import maskable
 from smallbert.training.schedule import Schedule, warmup_then_linear
@@ -290,6 +291,26 @@ def test_the_teacher_stays_in_evaluation_mode_while_training(encoder):
     assert modes == [(True, False)] * 4
 
 
+def test_the_teacher_is_the_latest_trained_one_or_the_one_named(encoder):
+    teachers = {}
+    with METHODS.for_now():
+
+        class Keep(Method):
+            """Keeps the teachers that a phase would have."""
+
+            def attach(self, phase: Any) -> None:
+                teachers.update({name: phase.teacher(name) for name in ("latest", "start")})
+
+        run(f"mark('start') | {WHOLE} | {WHOLE} | drop_layers(1) | keep + distill + {WHOLE}", encoder, TASK)
+    assert is_same_state(teachers["latest"], run(f"{WHOLE} | {WHOLE}", encoder, TASK).encoder)
+    assert is_same_state(teachers["start"], encoder)
+    one, other = (
+        run(f"mark('start') | {WHOLE} | distill(teacher={name!r}, alpha=1.0) + {WHOLE}", encoder, TASK, judge=False)
+        for name in ("latest", "start")
+    )
+    assert not is_same_state(one.encoder, other.encoder)
+
+
 def test_a_teacher_with_another_tokenizer_reads_its_own_view(tmp_path):
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
@@ -333,6 +354,17 @@ def test_a_teacher_must_answer_in_the_same_terms(encoder, tmp_path):
     save_folder(swapped, tmp_path / "swapped")
     with pytest.raises(UserError, match="good, bad"):
         run(f"distill(teacher={str(tmp_path / 'swapped')!r}) + {WHOLE}", small(), TASK)
+
+
+def test_a_teacher_with_fewer_places_is_refused(encoder, tmp_path):
+    save_folder(encoder, tmp_path / "teacher")  # has 72 places
+    rows = Split([" ".join(["good"] * 100), "bad", "good film"], None, [1, 0, 1], list("abc"))
+    task = replace(TASK, length=200, splits={"train": rows})
+    recipe = f"distill(teacher={str(tmp_path / 'teacher')!r}) + {WHOLE}"
+    student = small(max_position_embeddings=150)
+    with pytest.raises(UserError, match="at most 72 tokens, but a text of the task has 102"):
+        run(recipe, student, task)
+    assert run(recipe, student, task, length=72, judge=False).steps == 4
 
 
 def test_a_teacher_that_cannot_be_packed_is_not_given_packed_batches(tmp_path):
@@ -479,7 +511,7 @@ def test_too_many_layers_are_refused(encoder):
 
 def test_mask_mixture_and_teacher_train_in_one_loop():
     task = toy_task("classify", 240)
-    teacher = run("train(epochs=4, batch=8, lr=0.005)", small(hidden_size=32), task).encoder
+    teacher = run("train(epochs=6, batch=8, lr=0.003)", small(hidden_size=32), task).encoder
     assert accuracy(teacher, task) > 95
     losses = []
     outcome = run(

@@ -49,12 +49,12 @@ def own_methods():
 
 @pytest.mark.parametrize(
     ("kind", "epochs", "enough"),
-    [("classify", 4, 90), ("pair", 12, 85), ("regress", 5, 85), ("tag", 4, 95), ("answer", 8, 85)],
+    [("classify", 6, 90), ("pair", 12, 85), ("regress", 8, 90), ("tag", 4, 95), ("answer", 8, 85)],
 )
 def test_a_learnable_task_is_learned(kind, epochs, enough):
     task = toy_task(kind, 192)
     given = run("head", small(hidden_size=32), task).encoder
-    losses, outcome = trajectory(f"train(epochs={epochs}, batch=8, lr=0.005)", given, task)
+    losses, outcome = trajectory(f"train(epochs={epochs}, batch=8, lr=0.003)", given, task)
     assert accuracy(given, task, "dev") < 65
     assert not outcome.diverged and losses[-1] < losses[0] / 3
     assert accuracy(outcome.encoder, task, "dev") > enough

@@ -76,12 +76,15 @@ class Layout:
     multiple: int = 1
 
 
+def longest_input(encoder: Encoder) -> int:
+    """How many tokens the model has places for."""
+    most = getattr(encoder.backbone.config, "max_position_embeddings", 0) or 10**9
+    return most - (encoder.backbone.embeddings.padding_idx + 1 if anatomy(encoder.backbone).offset else 0)
+
+
 def usable_length(encoder: Encoder, wanted: int | None, task: Task | None = None) -> int:
     """How many tokens a text may have: what was asked for, or the task's own limit, within what the model can take."""
-    config = encoder.backbone.config
-    most = getattr(config, "max_position_embeddings", 0) or 10**9
-    if anatomy(encoder.backbone).offset:
-        most -= encoder.backbone.embeddings.padding_idx + 1
+    most = longest_input(encoder)
     if wanted is not None and wanted > most:
         raise UserError(f"a length of {wanted} tokens was asked for; this model can take at most {most}")
     return min(wanted or (task.length if task is not None else 128), most)

@@ -257,7 +257,7 @@ def _keep(kept: Path, key: str, outcome: Outcome, known: int) -> None:
     shutil.rmtree(kept.with_suffix(".checkpoint"), ignore_errors=True)
 
 
-def find_collapse(encoder: Encoder, setting: Setting, most: int = 1000) -> str:
+def find_collapse(encoder: Encoder, setting: Setting, most: int = 500) -> str:
     """Why a trained classifier must be called collapsed, judged on a sample of its own training examples; "" if not."""
     task = setting.task
     if task is None or task.kind != "classify":

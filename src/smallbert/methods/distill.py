@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from smallbert.data import STUDENT, longest_input
 from smallbert.errors import UserError
 from smallbert.heads import same_labels
 from smallbert.methods import Method
@@ -41,6 +42,14 @@ class Distill(Method):
                 "name by name and in that order; take a teacher that was trained on this task"
             )
         phase.add_view(TEACHER, teacher.tokenizer)
+        reads, longest = (
+            longest_input(teacher),
+            max(phase.stream.views.get(TEACHER, phase.stream.views[STUDENT]).lengths),
+        )
+        if longest > reads:
+            raise UserError(
+                f"the teacher reads at most {reads} tokens, but a text of the task has {longest}; give --length {reads}"
+            )
 
     def weights(self, phase: Any) -> dict[str, Any]:
         """The labels keep what the teacher leaves."""
