@@ -112,7 +112,7 @@ def test_resumed_is_equal_to_the_bit(recipe, tmp_path):
     (checkpoint,) = tmp_path.glob("*.checkpoint")
     assert json.loads((checkpoint / "state.json").read_text())["step"] == 7 and no_pickle(tmp_path)
     with counted() as taken:
-        resumed = run(recipe, small(), TASK, work=tmp_path, pause=0.0)
+        resumed = run(recipe, small(), TASK, work=tmp_path)
     assert taken == [(step, 12) for step in range(7, 12)]
     assert "went on from a checkpoint at step 7" in resumed.notes
     whole = run(recipe, small(), TASK)

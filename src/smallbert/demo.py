@@ -37,16 +37,28 @@ QUICK = Scale(
     1200, 500, 0.7, 3, "head('mean') | finetune(epochs=1, lr=3e-4, batch=16)", "train(epochs=0.5, lr=3e-4, batch=16)"
 )
 
-# What is done to the fine-tuned model, and what that means in plain words; {train} is the student's training.
-WAYS = {
-    "quantize(8)": "store every weight as a whole number of 8 bits: a quarter of the size",
-    "quantize(8, activations=True)": "calculate with 8-bit whole numbers too, which a CPU does faster",
-    "drop_layers(3) | distill + {train}": "keep 3 of 6 layers, and let the whole model teach what is left",
-    "drop_layers(3) | distill + {train} | quantize(8, activations=True)": "that one in 8 bits",
-    "drop_layers(2) | distill + {train}": "keep only 2 layers, taught in the same way",
-    "drop_layers(4) | mix_layers(init='plain') | distill + {train}": "keep 4 layers and read a learned mixture of all",
-    "magnitude(0.5) + distill + {train}": "set the smaller half of the weights to zero, step by step, while taught",
-}
+# A short name, what is done to the fine-tuned model, and what that means; {train} is the student's training.
+WAYS = (
+    ("int8", "quantize(8)", "store every weight as a whole number of 8 bits: a quarter of the size"),
+    ("int8 sums", "quantize(8, activations=True)", "calculate with 8-bit whole numbers too, which a CPU does faster"),
+    (
+        "3 layers",
+        "drop_layers(3) | distill + {train}",
+        "keep 3 of 6 layers, and let the whole model teach what is left",
+    ),
+    ("3 layers, int8 sums", "drop_layers(3) | distill + {train} | quantize(8, activations=True)", "that one in 8 bits"),
+    ("2 layers", "drop_layers(2) | distill + {train}", "keep only 2 layers, taught in the same way"),
+    (
+        "4 layers, mixed",
+        "drop_layers(4) | mix_layers(init='plain') | distill + {train}",
+        "keep 4 layers and read a learned mixture of all",
+    ),
+    (
+        "half the weights",
+        "magnitude(0.5) + distill + {train}",
+        "set the smaller half of the weights to zero, step by step, while taught",
+    ),
+)
 
 
 def run_demo(
@@ -93,6 +105,6 @@ def run_demo(
 
 def demo_entries(scale: Scale) -> tuple[list[Entry], list[str]]:
     """The recipes of the demo, all of which begin with the same fine-tuning, and a few words on each."""
-    recipes = [f"{scale.baseline} | {way.format(train=scale.student)}" for way in WAYS]
-    entries = [Entry(Recipe(scale.baseline), "baseline"), *(Entry(Recipe(recipe)) for recipe in recipes)]
-    return entries, ["fine-tune the whole model, which the others are measured against", *WAYS.values()]
+    recipes = [(name, Recipe(f"{scale.baseline} | {way.format(train=scale.student)}")) for name, way, _ in WAYS]
+    entries = [Entry(Recipe(scale.baseline), "baseline"), *(Entry(recipe, name) for name, recipe in recipes)]
+    return entries, ["fine-tune the whole model, which the others are measured against", *(words for *_, words in WAYS)]

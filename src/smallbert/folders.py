@@ -215,7 +215,8 @@ def probe_batch(encoder: Encoder, lengths: tuple[int, ...] = (24, 9, 17)) -> Bat
 def _their_names(encoder: Encoder) -> dict[str, str] | None:
     """Our name of each weight -> Hugging Face's; None where something has no name there."""
     row, head = anatomy(encoder.backbone), (encoder.head if HEAD in encoder.heads else None)
-    if encoder.mixture is not None or len(encoder.heads) > 1 or encoder.family not in _standard_families():
+    known = transformers.AutoModelForSequenceClassification._model_mapping
+    if encoder.mixture is not None or len(encoder.heads) > 1 or type(encoder.backbone.config) not in known:
         return None
     if head is not None and head.pool != "first" and encoder.family != "modernbert":
         return None
@@ -240,10 +241,6 @@ def _their_names(encoder: Encoder) -> dict[str, str] | None:
             return None
         names[name] = re.sub("^" + match[0], match[1], name)
     return names
-
-
-def _standard_families() -> Any:
-    return {config.model_type for config in transformers.AutoModelForSequenceClassification._model_mapping}
 
 
 def _unique_tensors(encoder: Encoder) -> dict[str, Tensor]:

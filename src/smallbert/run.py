@@ -180,7 +180,8 @@ def _run_phase(
         encoder = _change(encoder, method, setting)
     if trains and not any(method.is_train_setting for method in methods):
         methods = (*methods, METHODS["train"]())
-    phase = Phase(encoder, methods, setting.task, setting.seed, marks)
+    # A later phase must not see the same order of examples and the same dropout again.
+    phase = Phase(encoder, methods, setting.task, setting.seed + 100_003 * before.steps, marks)
     outcome = Outcome(encoder, before.steps, before.epochs, before.packed, list(before.notes))
     if trains:
         _prepare(phase, setting)
@@ -269,8 +270,8 @@ def find_collapse(encoder: Encoder, setting: Setting, most: int = 500) -> str:
     guess = predict(encoder, tokenise(encoder.tokenizer, sample, task.kind, setting.length), task, sample, setting.say)
     right, largest = 100 * (guess == gold).mean(), 100 * np.bincount(gold).max() / len(gold)
     one = 100 * np.bincount(guess).max() / len(guess)
-    if right <= largest + 2:
-        return f"train accuracy is {right:.1f}, no better than always guessing the largest class ({largest:.1f})"
     if one >= 99 > largest:
         return f"{one:.1f} % of all predictions are one class"
+    if right <= largest + 2:
+        return f"train accuracy is {right:.1f}, no better than always guessing the largest class ({largest:.1f})"
     return ""

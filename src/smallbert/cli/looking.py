@@ -56,11 +56,19 @@ def report(
     folder: Annotated[str, typer.Argument(help="A folder with cards in it, such as the --out of compare.")],
     out: Annotated[str | None, typer.Option("--out", help="Where the page goes (FOLDER/report).")] = None,
     budget: Limits = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="An overview FOLDER/README.md of topic folders instead.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write a page with plots about all cards of a folder."""
     with progress() as say:
         say("writing the page")
+        if markdown:
+            from smallbert.report.markdown import write_overview
+
+            written = write_overview(folder)
+            return print_json({"page": str(written)}) if json else say.show(f"The overview is in {written}")
         from smallbert.budget import Budget
         from smallbert.card import MACHINERY_CHECK, load_cards
         from smallbert.report import write_report

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
-from smallbert.card import Card, load_cards
+from smallbert.card import Card, load_cards, number
 from smallbert.errors import UserError
 from smallbert.files import write_text
-from smallbert.report.table import format_rows
+from smallbert.groups import group_cards, short_names, status_of
 
 OPENING = """# Results
 
@@ -36,7 +37,9 @@ def render_overview(folder: Path | str) -> str:
         if cards or records:
             parts.append(f"## {topic.name.replace('_', ' ')}\n")
         if cards:
-            parts.append(_table(format_rows(cards)))
+            parts.append(
+                _table([row for task in sorted({card["task"] for card in cards}) for row in _rows(cards, task)])
+            )
             parts.append(_commands(dict.fromkeys(card["command"] for card in cards if card["command"])))
             parts.append(_fine_print(cards))
         for record in records:
@@ -51,6 +54,33 @@ def render_overview(folder: Path | str) -> str:
 def _records(topic: Path) -> list[dict[str, Any]]:
     read = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(topic.glob("*.json")))
     return [record for record in read if "benchmark" in record]
+
+
+def _rows(cards: Sequence[Card], task: str) -> list[dict[str, str]]:
+    """One row a model of a task, with every metric; the first is the one that ranks."""
+    own = [card for card in cards if card["task"] == task]
+    groups = group_cards(own)
+    rows = []
+    for name, group in zip(short_names(groups), groups, strict=True):
+        members = [
+            c for c in own if c["status"] == "ok" and c["recipe"] == group["recipe"] and c["model"] == group["model"]
+        ]
+        scores = [f"{metric} {_spread([c['scores'][metric] for c in members])}" for metric in group["scores"] or {}]
+        size, time = number(group, "size"), number(group, "latency")
+        row = {"task": task, "model": group["model"], "recipe": name, "scores": ", ".join(scores)}
+        row |= {"seeds": ", ".join(map(str, group["runs"]["seeds"])), "runs": status_of(group)}
+        rows.append(row | {"MB": _whole(size, 1e6), "ms, one CPU thread": _whole(time, 1)})
+    return rows
+
+
+def _whole(value: float | None, unit: float) -> str:
+    return "-" if value is None else f"{value / unit:.0f}"
+
+
+def _spread(scores: list[dict[str, float]]) -> str:
+    values = [score["value"] for score in scores]
+    error = stdev(values) if len(values) > 1 else scores[0]["stderr"]
+    return f"{fmean(values):.1f} ± {error:.1f}"
 
 
 def _table(rows: Sequence[dict[str, str]]) -> str:

@@ -1,0 +1,35 @@
+"""What is committed under results/ is whole, and its overview is made from it and from nothing else."""
+
+from pathlib import Path
+
+import pytest
+from invented import invented_card
+
+from smallbert.card import load_cards, save_card
+from smallbert.errors import UserError
+from smallbert.report.markdown import render_overview, write_overview
+
+RESULTS = Path(__file__).parent.parent / "results"
+
+
+def test_the_overview_is_current():
+    assert (RESULTS / "README.md").read_text(encoding="utf-8") == render_overview(RESULTS)
+
+
+def test_committed_cards_say_how_they_were_made():
+    cards = load_cards(RESULTS)
+    assert cards
+    for card in cards:
+        assert card["command"].startswith("smallbert ") and "/root" not in card["command"] + card["model"]
+
+
+def test_an_overview_has_a_row_a_group_and_every_command(tmp_path):
+    for seed in (0, 1):
+        save_card({**invented_card(), "seed": seed, "command": f"smallbert x --seed {seed}"}, tmp_path / "a_topic")
+    text = write_overview(tmp_path).read_text()
+    assert "## a topic" in text and "smallbert x --seed 0" in text and "smallbert x --seed 1" in text
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no cards"):
+        render_overview(tmp_path)
