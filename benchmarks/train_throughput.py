@@ -20,11 +20,11 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
-from smallbert.card import machine, versions
 from smallbert.data import STUDENT, Stream, Tokens
-from smallbert.encoder import Encoder
 from smallbert.files import write_json
+from smallbert.measuring.card import machine, versions
 from smallbert.methods import METHODS
+from smallbert.model.encoder import Encoder
 from smallbert.recipe import Recipe
 from smallbert.training import loop
 from smallbert.training.phase import Phase

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from smallbert.card import Card, make_card
+from smallbert.measuring.card import Card, make_card
 
 
 def invented_card(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smallbert.data import STUDENT, Layout, Stream, Tokens, cut_into_batches, make_batch, sort_into_batches
-from smallbert.heads import IGNORE, KINDS
+from smallbert.model.heads import IGNORE, KINDS
 
 LONGEST = 12
 some = settings(deadline=None, max_examples=80)

@@ -3,10 +3,10 @@
 import pytest
 from invented import eight_cards, invented_card
 
-from smallbert.budget import Budget, best, frontier
-from smallbert.card import number
 from smallbert.errors import UserError
-from smallbert.groups import group_cards, pick_baseline, score_of, short_names, status_of
+from smallbert.measuring.budget import Budget, best, frontier
+from smallbert.measuring.card import number
+from smallbert.measuring.groups import group_cards, pick_baseline, score_of, short_names, status_of
 
 
 @pytest.mark.parametrize(

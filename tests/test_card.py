@@ -8,7 +8,8 @@ import sys
 import pytest
 from invented import invented_card
 
-from smallbert.card import (
+from smallbert.errors import RunError, UserError
+from smallbert.measuring.card import (
     FIELDS,
     MACHINERY_CHECK,
     card_key,
@@ -22,7 +23,6 @@ from smallbert.card import (
     save_card,
     versions,
 )
-from smallbert.errors import RunError, UserError
 
 
 def test_saving_and_loading_gives_the_same_card_in_the_order_of_the_schema(tmp_path):
@@ -127,8 +127,8 @@ def test_machine_and_versions_say_no_host_name_and_nothing_heavy_is_imported():
     assert set(machine()) == {"system", "cpu", "cores", "memory_gb", "gpu"} and machine()["cores"] >= 1
     assert versions()["python"] == platform.python_version()
     code = """
-import sys, smallbert.budget, smallbert.card, smallbert.report, smallbert.sources
-smallbert.card.machine(), smallbert.card.versions()
+import sys, smallbert.measuring.budget, smallbert.measuring.card, smallbert.report, smallbert.sources
+smallbert.measuring.card.machine(), smallbert.measuring.card.versions()
 print([name for name in ("torch", "matplotlib", "jinja2", "huggingface_hub", "numpy", "rich") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -9,13 +9,14 @@ import sys
 
 import pytest
 
-from smallbert import __version__, cost
-from smallbert.card import load_card
+from smallbert import __version__
 from smallbert.cli import main
-from smallbert.folders import load_folder, save_folder
+from smallbert.cli.progress import Progress
+from smallbert.measuring import cost
+from smallbert.measuring.card import load_card
 from smallbert.methods import METHODS
+from smallbert.model.folders import load_folder, save_folder
 from smallbert.presets import PRESETS
-from smallbert.progress import Progress
 from smallbert.recipe import Recipe
 from smallbert.tiny import make_encoder, make_task
 

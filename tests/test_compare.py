@@ -7,10 +7,10 @@ import torch
 
 from smallbert import compare as study
 from smallbert import make
-from smallbert.card import MACHINERY_CHECK, load_card, load_cards
-from smallbert.encoder import fingerprint
 from smallbert.errors import RunError, UserError
-from smallbert.folders import load_folder
+from smallbert.measuring.card import MACHINERY_CHECK, load_card, load_cards
+from smallbert.model.encoder import fingerprint
+from smallbert.model.folders import load_folder
 from smallbert.recipe import Recipe
 from smallbert.tasks.task import cut_at, limit
 from smallbert.tiny import make_encoder, make_task

@@ -7,11 +7,11 @@ import pytest
 import torch
 from toys import batch_of, is_same_state, run, scores_of, small, snapshot, state_of, stream_of, toy_task
 
-from smallbert import folders
-from smallbert.encoder import fingerprint
 from smallbert.errors import UserError
-from smallbert.folders import load_folder, save_folder
 from smallbert.methods import METHODS
+from smallbert.model import folders
+from smallbert.model.encoder import fingerprint
+from smallbert.model.folders import load_folder, save_folder
 from smallbert.recipe import Recipe
 from smallbert.tiny import SHAPES
 

@@ -6,10 +6,10 @@ import types
 import pytest
 import torch
 
-from smallbert import cost
-from smallbert.anatomy import linears
-from smallbert.card import FIELDS
-from smallbert.cost import (
+from smallbert.errors import UserError
+from smallbert.measuring import cost
+from smallbert.measuring.card import FIELDS
+from smallbert.measuring.cost import (
     PARTS,
     WARM,
     count_macs,
@@ -20,13 +20,13 @@ from smallbert.cost import (
     measure_latency,
     measure_throughput,
 )
-from smallbert.encoder import Encoder
-from smallbert.errors import UserError
-from smallbert.folders import load_folder, save_folder
 from smallbert.methods.drop_layers import DropLayers
 from smallbert.methods.head import Head
 from smallbert.methods.mix_layers import MixLayers
 from smallbert.methods.quantize import Quantize
+from smallbert.model.anatomy import linears
+from smallbert.model.encoder import Encoder
+from smallbert.model.folders import load_folder, save_folder
 from smallbert.tiny import make_encoder
 
 H, F, L, VOCABULARY, POSITIONS = 16, 32, 4, 100, 72  # the shape of tiny encoders

@@ -2,11 +2,11 @@
 
 import pytest
 
-from smallbert import demo, make
-from smallbert.budget import Budget
-from smallbert.cli import main
-from smallbert.encoder import fingerprint
+from smallbert import make
+from smallbert.cli import demo, main
 from smallbert.errors import UserError
+from smallbert.measuring.budget import Budget
+from smallbert.model.encoder import fingerprint
 from smallbert.tiny import make_encoder, make_task
 
 TRAIN = "train(epochs=8, lr=5e-3, batch=16)"

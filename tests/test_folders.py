@@ -12,11 +12,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from toys import batch_of, is_same_state, run, scores_of, small, toy_task
 
-from smallbert import files, folders, modelfiles
-from smallbert.anatomy import FAMILIES
+from smallbert import files
 from smallbert.errors import RunError, UserError
-from smallbert.folders import AUTO, load_folder, save_folder
-from smallbert.heads import KINDS
+from smallbert.model import folders, modelfiles
+from smallbert.model.anatomy import FAMILIES
+from smallbert.model.folders import AUTO, load_folder, save_folder
+from smallbert.model.heads import KINDS
 from smallbert.tiny import SHAPES, make_tokenizer
 
 TASK = toy_task("pair", 24)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from toys import batch_of, run, scores_of, small, stream_of, toy_task
 
-from smallbert.heads import IGNORE, KINDS, Head, losses, same_labels
+from smallbert.model.heads import IGNORE, KINDS, Head, losses, same_labels
 from smallbert.tiny import make_encoder
 
 

@@ -8,12 +8,12 @@ from torch import nn
 from torch.nn import functional
 from toys import batch_of, is_same_state, run, scores_of, small, state_of, stream_of, toy_task
 
-from smallbert.anatomy import linears
 from smallbert.data import Stream
 from smallbert.errors import UserError
-from smallbert.folders import load_folder, save_folder
-from smallbert.heads import losses
 from smallbert.methods import METHODS, Method
+from smallbert.model.anatomy import linears
+from smallbert.model.folders import load_folder, save_folder
+from smallbert.model.heads import losses
 from smallbert.recipe import Recipe
 from smallbert.training.masks import maskable
 from smallbert.training.schedule import Schedule, warmup_then_linear
@@ -494,10 +494,10 @@ def bilstm():
     from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from smallbert.anatomy import FAMILIES, Anatomy
-    from smallbert.encoder import Encoder
+    from smallbert.model.anatomy import FAMILIES, Anatomy
+    from smallbert.model.encoder import Encoder
+    from smallbert.model.walk import WALKS, Style
     from smallbert.tiny import make_tokenizer
-    from smallbert.walk import WALKS, Style
 
     class ToyConfig(PretrainedConfig):
         model_type = "toy-bilstm"

@@ -24,11 +24,11 @@ from toys import (
 
 from smallbert.data import Layout, make_batch
 from smallbert.errors import UserError
-from smallbert.folders import load_folder, save_folder
 from smallbert.methods import METHODS, Method
 from smallbert.methods.distill import TEACHER, divergence
 from smallbert.methods.drop_layers import CHOICES
 from smallbert.methods.quantize import WholeEmbedding, WholeLinear
+from smallbert.model.folders import load_folder, save_folder
 from smallbert.tasks.task import Split
 from smallbert.tiny import make_tokenizer
 from smallbert.training.masks import maskable

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from smallbert.errors import UserError
-from smallbert.metrics import entities, normalise, score, wilson
+from smallbert.measuring.metrics import entities, normalise, score, wilson
 from smallbert.tasks import Split, Task
 
 GENERATOR = np.random.default_rng(7)

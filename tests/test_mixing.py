@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from smallbert.mixing import NORMS, Mixture
+from smallbert.model.mixing import NORMS, Mixture
 
 
 def stack(count=4, dtype=torch.float32):

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from toys import is_same_state, run, small, toy_task
 
-from smallbert.folders import load_folder
+from smallbert.model.folders import load_folder
 
 SETTINGS = "train(epochs=2, batch=8, lr=0.001, dropout=0.0)"  # of 25 examples: every fourth batch holds one alone
 RUNS = {
@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from smallbert.processes import processes
-from smallbert.folders import save_folder
+from smallbert.model.folders import save_folder
 from toys import run, small, toy_task
 
 folder, rank = Path(sys.argv[1]), processes().process_index

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from invented import invented_card
 
-from smallbert.card import load_cards, save_card
 from smallbert.errors import UserError
+from smallbert.measuring.card import load_cards, save_card
 from smallbert.report.markdown import render_overview, write_overview
 
 RESULTS = Path(__file__).parent.parent / "results"

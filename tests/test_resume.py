@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 from toys import is_same_state, run, small, toy_task
 
-from smallbert.folders import load_folder
+from smallbert.model.folders import load_folder
 from smallbert.training import loop
 
 TASK = toy_task("classify", 24)
@@ -24,7 +24,7 @@ import os, signal, sys, torch
 torch.set_num_threads(1)
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
-from smallbert.folders import save_folder
+from smallbert.model.folders import save_folder
 from smallbert.training import checkpoint, loop
 from toys import run, small, toy_task
 

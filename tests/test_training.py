@@ -23,9 +23,9 @@ from toys import (
 
 from smallbert.data import Layout, Stream, Tokens
 from smallbert.errors import UserError
-from smallbert.evaluate import evaluate
-from smallbert.heads import KINDS
+from smallbert.measuring.evaluate import evaluate
 from smallbert.methods import METHODS, Method
+from smallbert.model.heads import KINDS
 from smallbert.tasks.task import Split
 from smallbert.training import loop
 from smallbert.training.conditions import other_dropout

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from smallbert.batch import Batch
+from smallbert.model.batch import Batch
 
 LENGTHS = [5, 11, 3, 8]
 

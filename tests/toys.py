@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from smallbert.data import Layout, make_batch, tokenise
-from smallbert.encoder import fingerprint
+from smallbert.model.encoder import fingerprint
 from smallbert.run import run_recipe
 from smallbert.tasks.task import Split, Task
 from smallbert.tiny import make_encoder
@@ -111,7 +111,7 @@ def snapshot(encoder):
 
 def accuracy(encoder, task, split: str = "train") -> float:
     """The share of right answers, in percent (for regress: the correlation)."""
-    from smallbert.evaluate import evaluate
+    from smallbert.measuring.evaluate import evaluate
 
     return next(iter(evaluate(encoder, task, split, 64)["scores"].values()))["value"]
 

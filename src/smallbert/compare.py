@@ -9,13 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smallbert import cost
-from smallbert.anatomy import FAMILIES
-from smallbert.card import RESULT, Card, card_key, load_card
 from smallbert.data import usable_length
 from smallbert.errors import UserError
 from smallbert.files import write_json
-from smallbert.folders import load_folder
 from smallbert.make import (
     Line,
     Place,
@@ -29,6 +25,10 @@ from smallbert.make import (
     work_key,
     write_card,
 )
+from smallbert.measuring import cost
+from smallbert.measuring.card import RESULT, Card, card_key, load_card
+from smallbert.model.anatomy import FAMILIES
+from smallbert.model.folders import load_folder
 from smallbert.presets import PRESETS
 from smallbert.processes import processes
 from smallbert.recipe import Recipe

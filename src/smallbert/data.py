@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from smallbert.anatomy import anatomy
-from smallbert.batch import Batch
 from smallbert.errors import UserError
-from smallbert.heads import IGNORE
+from smallbert.model.anatomy import anatomy
+from smallbert.model.batch import Batch
+from smallbert.model.heads import IGNORE
 
 if TYPE_CHECKING:
-    from smallbert.encoder import Encoder
+    from smallbert.model.encoder import Encoder
     from smallbert.tasks import Split, Task
 
 STUDENT = "student"

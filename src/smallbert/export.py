@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smallbert.anatomy import anatomy
-from smallbert.batch import Batch
-from smallbert.encoder import Encoder
 from smallbert.errors import RunError, UserError
 from smallbert.files import write_folder, write_json
-from smallbert.folders import load_folder, probe_batch, save_folder
+from smallbert.model.anatomy import anatomy
+from smallbert.model.batch import Batch
+from smallbert.model.encoder import Encoder
+from smallbert.model.folders import load_folder, probe_batch, save_folder
 
 # Lengths of the texts of each batch that is tried.
 CHECKS: tuple[tuple[int, ...], ...] = (

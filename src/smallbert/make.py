@@ -12,19 +12,19 @@ from typing import Any, NamedTuple
 import torch
 from accelerate.utils import broadcast_object_list
 
-from smallbert import cost
-from smallbert.anatomy import FAMILIES
-from smallbert.card import RESULT, Card, card_key, load_card, make_card
 from smallbert.data import usable_length
-from smallbert.encoder import HEAD, Encoder, fingerprint
 from smallbert.errors import RunError, UserError
-from smallbert.evaluate import evaluate
 from smallbert.files import is_full_disk, write_json, write_text
-from smallbert.folders import load_folder, save_folder
-from smallbert.heads import same_labels
+from smallbert.measuring import cost
+from smallbert.measuring.card import RESULT, Card, card_key, load_card, make_card
+from smallbert.measuring.evaluate import evaluate
+from smallbert.model.anatomy import FAMILIES
+from smallbert.model.encoder import HEAD, Encoder, fingerprint
+from smallbert.model.folders import load_folder, save_folder
+from smallbert.model.heads import same_labels
 from smallbert.processes import processes
-from smallbert.readme import model_readme
 from smallbert.recipe import Recipe
+from smallbert.report.readme import model_readme
 from smallbert.run import Outcome, has_head_for, run_recipe
 from smallbert.sources import find_data, find_model, model_fingerprint
 from smallbert.tasks import Task, load_task

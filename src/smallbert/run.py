@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smallbert.data import Stream, tokenise, tokenizer_key, usable_length
-from smallbert.encoder import HEAD, Encoder, fingerprint
 from smallbert.errors import UserError
-from smallbert.evaluate import predict
-from smallbert.folders import load_folder, save_folder
-from smallbert.heads import same_labels
+from smallbert.measuring.evaluate import predict
 from smallbert.methods import METHODS, Method
+from smallbert.model.encoder import HEAD, Encoder, fingerprint
+from smallbert.model.folders import load_folder, save_folder
+from smallbert.model.heads import same_labels
 from smallbert.processes import processes
 from smallbert.recipe import Recipe
 from smallbert.training.loop import CHECKPOINT_SECONDS, train
@@ -270,8 +270,10 @@ def find_collapse(encoder: Encoder, setting: Setting, most: int = 500) -> str:
     guess = predict(encoder, tokenise(encoder.tokenizer, sample, task.kind, setting.length), task, sample, setting.say)
     right, largest = 100 * (guess == gold).mean(), 100 * np.bincount(gold).max() / len(gold)
     one = 100 * np.bincount(guess).max() / len(guess)
-    if one >= 99 > largest:
-        return f"{one:.1f} % of all predictions are one class"
-    if right <= largest + 2:
-        return f"train accuracy is {right:.1f}, no better than always guessing the largest class ({largest:.1f})"
-    return ""
+    signs = {
+        f"{one:.1f} % of all predictions are one class": one >= 99 > largest,
+        f"train accuracy is {right:.1f}, no better than always guessing the largest class ({largest:.1f})": (
+            right <= largest + 2
+        ),
+    }
+    return "; ".join(sign for sign, seen in signs.items() if seen)

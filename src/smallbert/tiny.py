@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
-from smallbert.encoder import Encoder
+from smallbert.model.encoder import Encoder
 from smallbert.tasks.task import Split, Task
 
 _SHAPE: dict[str, Any] = {

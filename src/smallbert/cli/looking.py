@@ -18,7 +18,7 @@ def list_(
     """Show what there is: methods, presets, tasks and families."""
     with progress() as say:
         say("starting")
-        from smallbert import catalog
+        from smallbert.cli import catalog
         from smallbert.registry import did_you_mean
 
         if what is not None and what not in catalog.KINDS:
@@ -38,7 +38,7 @@ def inspect(model: Model, json: Json = False) -> None:
     """Show what a model is made of, what was done to it, and what each preset would make of it."""
     with progress() as say:
         say("starting")
-        from smallbert import catalog
+        from smallbert.cli import catalog
         from smallbert.sources import find_model
 
         found = {"model": model, **catalog.inspect_folder(find_model(model, say.line))}
@@ -69,8 +69,8 @@ def report(
 
             written = write_overview(folder)
             return print_json({"page": str(written)}) if json else say.show(f"The overview is in {written}")
-        from smallbert.budget import Budget
-        from smallbert.card import MACHINERY_CHECK, load_cards
+        from smallbert.measuring.budget import Budget
+        from smallbert.measuring.card import MACHINERY_CHECK, load_cards
         from smallbert.report import write_report
 
         limits = None if budget is None else Budget.parse(budget)

@@ -30,9 +30,9 @@ from smallbert.cli.options import (
 from smallbert.errors import UserError
 
 if TYPE_CHECKING:
-    from smallbert.budget import Budget
-    from smallbert.card import Card
-    from smallbert.progress import Progress
+    from smallbert.cli.progress import Progress
+    from smallbert.measuring.budget import Budget
+    from smallbert.measuring.card import Card
 
 BANNER = "MACHINERY CHECK: a tiny random model on toy data. These numbers mean nothing."
 
@@ -47,7 +47,7 @@ def demo(
     limits = _limits(budget)
     with progress() as say:
         say("starting")
-        from smallbert.demo import run_demo
+        from smallbert.cli.demo import run_demo
 
         cards, page = run_demo(Path(out), quick, limits, say, COMMAND.get(), silent=json)
         if json:
@@ -147,8 +147,8 @@ def evaluate(
     with progress() as say:
         say("starting")
         from smallbert import make
-        from smallbert.card import save_card
-        from smallbert.readme import numbers
+        from smallbert.measuring.card import save_card
+        from smallbert.report.readme import numbers
 
         read = make.task_from(task, data, None, say.line, text=text, pair=pair, label=label, kind=kind)
         read.split(split)
@@ -194,7 +194,7 @@ def compare(
         say("starting")
         from smallbert import compare as study
         from smallbert import make
-        from smallbert.card import MACHINERY_CHECK, RESULT
+        from smallbert.measuring.card import MACHINERY_CHECK, RESULT
 
         entries = study.read_entries(presets, recipes)
         if tiny:
@@ -231,7 +231,7 @@ def compare(
 
 
 def _limits(budget: str | None) -> Budget | None:
-    from smallbert.budget import Budget
+    from smallbert.measuring.budget import Budget
 
     return None if budget is None else Budget.parse(budget)
 
@@ -249,15 +249,15 @@ def _warn(say: Progress, cards: list[Card]) -> None:
 
 
 def _name_best(say: Progress, cards: list[Card], limits: Budget | None, tiny: bool) -> None:
-    from smallbert.budget import best
+    from smallbert.measuring.budget import best
 
     if not tiny:
         say.show(best(cards, limits).sentence)
 
 
 def _summary(cards: list[Card], limits: Budget | None, out: str) -> dict[str, Any]:
-    from smallbert.budget import best
-    from smallbert.card import MACHINERY_CHECK, card_key
+    from smallbert.measuring.budget import best
+    from smallbert.measuring.card import MACHINERY_CHECK, card_key
 
     facts: dict[str, Any] = {"out": out, "kind": cards[0]["kind"], "budget": str(limits) if limits else None}
     if cards[0]["kind"] == MACHINERY_CHECK:

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from smallbert.cli.progress import Progress
 from smallbert.errors import UserError
-from smallbert.progress import Progress
 
 COMMAND: ContextVar[str] = ContextVar("command", default="smallbert")
 

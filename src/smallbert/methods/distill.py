@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from smallbert.data import STUDENT, longest_input
 from smallbert.errors import UserError
-from smallbert.heads import same_labels
 from smallbert.methods import Method
+from smallbert.model.heads import same_labels
 
 TEACHER = "teacher"
 

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.surgery import keep_layers
+from smallbert.model.surgery import keep_layers
 
 
 class DropLayers(Method):

@@ -4,10 +4,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from smallbert import heads
-from smallbert.encoder import HEAD
 from smallbert.errors import UserError
 from smallbert.methods import Method
+from smallbert.model import heads
+from smallbert.model.encoder import HEAD
 
 
 class Head(Method):

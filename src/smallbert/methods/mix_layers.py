@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from smallbert.methods import Method
-from smallbert.mixing import Mixture
+from smallbert.model.mixing import Mixture
 
 
 class MixLayers(Method):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from smallbert.anatomy import replace_module
 from smallbert.methods import Method
+from smallbert.model.anatomy import replace_module
 
 TOP = 127
 # torch's own int8 products for CPUs; without them the same rounding is done in floating point, at its speed.

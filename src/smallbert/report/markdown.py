@@ -6,10 +6,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from smallbert.card import Card, load_cards, number
 from smallbert.errors import UserError
 from smallbert.files import write_text
-from smallbert.groups import group_cards, short_names, status_of
+from smallbert.measuring.card import Card, load_cards, number
+from smallbert.measuring.groups import group_cards, short_names, status_of
 
 OPENING = """# Results
 

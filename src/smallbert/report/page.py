@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from smallbert.budget import Budget, best, frontier, show
-from smallbert.card import MACHINERY_CHECK, Card, number
 from smallbert.errors import UserError
 from smallbert.files import write_json, write_text
-from smallbert.groups import score_of, short_recipes
+from smallbert.measuring.budget import Budget, best, frontier, show
+from smallbert.measuring.card import MACHINERY_CHECK, Card, number
+from smallbert.measuring.groups import score_of, short_recipes
 from smallbert.report import plot
 from smallbert.report.table import Row, make_rows, shown_columns, task_key, three_digits
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smallbert.card import Card, number, reason
-from smallbert.groups import group_cards, pick_baseline, score_of, short_names, status_of
+from smallbert.measuring.card import Card, number, reason
+from smallbert.measuring.groups import group_cards, pick_baseline, score_of, short_names, status_of
 
 if TYPE_CHECKING:
     from rich.table import Table

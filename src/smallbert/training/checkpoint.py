@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from smallbert.files import write_folder, write_json
-from smallbert.modelfiles import write_tensors
+from smallbert.model.modelfiles import write_tensors
 from smallbert.training.phase import Phase
 
 

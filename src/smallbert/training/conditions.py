@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from smallbert.anatomy import layers
-from smallbert.encoder import Encoder
+from smallbert.model.anatomy import layers
+from smallbert.model.encoder import Encoder
 
 COMPILE_PAYS = 15_000  # steps: compiling takes about 25 s and saves 1 to 2 ms a step on a fast GPU
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from smallbert.batch import Batch
+from smallbert.model.batch import Batch
 from smallbert.training.phase import Phase
 
 Batches = dict[str, Batch]

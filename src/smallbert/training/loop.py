@@ -12,10 +12,10 @@ import torch
 from accelerate import PartialState
 from torch import Tensor, nn
 
-from smallbert.anatomy import anatomy
-from smallbert.batch import Batch
 from smallbert.data import STUDENT, Layout, Stream, cut_into_batches, make_batch
 from smallbert.errors import UserError
+from smallbert.model.anatomy import anatomy
+from smallbert.model.batch import Batch
 from smallbert.processes import processes
 from smallbert.training.checkpoint import load_checkpoint, save_checkpoint
 from smallbert.training.conditions import COMPILE_PAYS, compiled_layers, other_dropout

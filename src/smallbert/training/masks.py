@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smallbert.anatomy import linears
-from smallbert.encoder import Encoder
 from smallbert.errors import UserError
+from smallbert.model.anatomy import linears
+from smallbert.model.encoder import Encoder
 from smallbert.training.phase import Phase, Weights
 from smallbert.training.thresholds import kth_largest
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from smallbert.batch import Batch
 from smallbert.data import STUDENT, Stream, tokenizer_key
-from smallbert.encoder import Encoder
 from smallbert.errors import UserError
-from smallbert.heads import losses
+from smallbert.model.batch import Batch
+from smallbert.model.encoder import Encoder
+from smallbert.model.heads import losses
+from smallbert.model.walk import Route, States
 from smallbert.training.schedule import Schedule, constant
-from smallbert.walk import Route, States
 
 if TYPE_CHECKING:
     from smallbert.methods import Method
@@ -115,7 +115,7 @@ class Phase:
                 "put finetune before it, or write distill(teacher='folder')"
             )
         else:
-            from smallbert.encoder import load
+            from smallbert.model.encoder import load
 
             found = load(name)
         self._teachers[name] = found.to(self.device).eval().requires_grad_(False)

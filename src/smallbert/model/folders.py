@@ -16,12 +16,12 @@ import transformers
 from safetensors import SafetensorError
 from torch import Tensor
 
-from smallbert.anatomy import anatomy
-from smallbert.batch import Batch
-from smallbert.encoder import HEAD, Encoder, skeleton
 from smallbert.errors import UserError
 from smallbert.files import write_folder, write_json
-from smallbert.modelfiles import load_tokenizer, quiet, read_json, read_tensors, save_tokenizer, write_tensors
+from smallbert.model.anatomy import anatomy
+from smallbert.model.batch import Batch
+from smallbert.model.encoder import HEAD, Encoder, skeleton
+from smallbert.model.modelfiles import load_tokenizer, quiet, read_json, read_tensors, save_tokenizer, write_tensors
 
 FORMAT = 1
 AUTO = {

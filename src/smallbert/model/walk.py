@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smallbert.anatomy import anatomy, layers, part
-from smallbert.batch import Batch
+from smallbert.model.anatomy import anatomy, layers, part
+from smallbert.model.batch import Batch
 
 Arguments = Callable[[Any], dict[str, Any]]
 Route = Callable[[int, Tensor, Callable[[Tensor], Tensor]], Tensor]

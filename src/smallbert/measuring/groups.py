@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from smallbert.card import Card
+from smallbert.measuring.card import Card
 
 ALWAYS_SHOWN = ("keep", "bits")  # the dials; other settings show in a name only where they differ between rows
 

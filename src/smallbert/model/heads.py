@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
-from smallbert.anatomy import FAMILIES
-from smallbert.batch import Batch
+from smallbert.model.anatomy import FAMILIES
+from smallbert.model.batch import Batch
 
 KINDS = ("classify", "regress", "tag", "answer")
 POOLS = {"first": Batch.first, "mean": Batch.mean}

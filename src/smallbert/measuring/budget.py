@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from smallbert.card import Card, number, reason
 from smallbert.errors import UserError
-from smallbert.groups import group_cards, score_of, short_names, standard_error, status_of
+from smallbert.measuring.card import Card, number, reason
+from smallbert.measuring.groups import group_cards, score_of, short_names, standard_error, status_of
 from smallbert.registry import did_you_mean, known
 
 

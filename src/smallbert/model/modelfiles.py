@@ -13,10 +13,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from smallbert.anatomy import anatomy
-from smallbert.encoder import Encoder
 from smallbert.errors import UserError
 from smallbert.files import write_json
+from smallbert.model.anatomy import anatomy
+from smallbert.model.encoder import Encoder
 
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "spm.model", "sentencepiece.bpe.model")
 

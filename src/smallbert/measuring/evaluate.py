@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from smallbert.data import STUDENT, Layout, Stream, make_batch, sort_into_batches, tokenise, usable_length
-from smallbert.encoder import Encoder
-from smallbert.heads import IGNORE
-from smallbert.metrics import score
+from smallbert.measuring.metrics import score
+from smallbert.model.encoder import Encoder
+from smallbert.model.heads import IGNORE
 
 if TYPE_CHECKING:
     from smallbert.tasks import Split, Task

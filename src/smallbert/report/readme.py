@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from smallbert.budget import show
-from smallbert.card import MACHINERY_CHECK, Card, number
+from smallbert.measuring.budget import show
+from smallbert.measuring.card import MACHINERY_CHECK, Card, number
 
 
 def model_readme(card: Card, layout: str) -> str:
@@ -47,7 +47,7 @@ def _usage(layout: str) -> list[str]:
         "```python",
         "from smallbert import load",
         "from smallbert.data import tokenise",
-        "from smallbert.evaluate import read_scores",
+        "from smallbert.measuring.evaluate import read_scores",
         "from smallbert.tasks import Split",
         "",
         'encoder, texts = load("FOLDER"), ["a first text", "a second one"]',

@@ -6,12 +6,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from smallbert.budget import Budget, best
-from smallbert.card import Card
+from smallbert.cli.progress import Progress
 from smallbert.compare import Entry, compare
 from smallbert.errors import UserError
 from smallbert.make import DEMO_DATA, start_from, task_from
-from smallbert.progress import Progress
+from smallbert.measuring.budget import Budget, best
+from smallbert.measuring.card import Card
 from smallbert.recipe import Recipe
 from smallbert.report import render_table, write_report
 from smallbert.tasks.task import limit

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from smallbert.anatomy import FAMILIES, anatomy, linears
-from smallbert.batch import Batch
 from smallbert.data import usable_length
-from smallbert.encoder import Encoder
 from smallbert.errors import UserError
-from smallbert.folders import probe_batch, read_tensors
+from smallbert.model.anatomy import FAMILIES, anatomy, linears
+from smallbert.model.batch import Batch
+from smallbert.model.encoder import Encoder
+from smallbert.model.folders import probe_batch, read_tensors
 
 LEAST = 20  # timed rounds, however slow the model
 WARM = 3

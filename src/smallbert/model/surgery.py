@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from smallbert.anatomy import anatomy, layers, replace_module
+from smallbert.model.anatomy import anatomy, layers, replace_module
 
 if TYPE_CHECKING:
-    from smallbert.encoder import Encoder
+    from smallbert.model.encoder import Encoder
 
 
 def keep_layers(encoder: Encoder, kept: list[int]) -> None:
