@@ -40,13 +40,21 @@ QUICK = Scale(
 # A short name, what is done to the fine-tuned model, and what that means; {train} is the student's training.
 WAYS = (
     ("int8", "quantize(8)", "store every weight as a whole number of 8 bits: a quarter of the size"),
-    ("int8 sums", "quantize(8, activations=True)", "calculate with 8-bit whole numbers too, which a CPU does faster"),
+    (
+        "int8 arithmetic",
+        "quantize(8, activations=True)",
+        "calculate with 8-bit whole numbers too, which a CPU does faster",
+    ),
     (
         "3 layers",
         "drop_layers(3) | distill + {train}",
         "keep 3 of 6 layers, and let the whole model teach what is left",
     ),
-    ("3 layers, int8 sums", "drop_layers(3) | distill + {train} | quantize(8, activations=True)", "that one in 8 bits"),
+    (
+        "3 layers, int8 arithmetic",
+        "drop_layers(3) | distill + {train} | quantize(8, activations=True)",
+        "that one in 8 bits",
+    ),
     ("2 layers", "drop_layers(2) | distill + {train}", "keep only 2 layers, taught in the same way"),
     (
         "4 layers, mixed",
