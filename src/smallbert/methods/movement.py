@@ -3,34 +3,20 @@
 Each weight W has a score S whose straight-through gradient is W * dL/dW'; the highest scores stay.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from smallbert.methods import Method
-from smallbert.methods.magnitude import check_ramp
-from smallbert.training.masks import Stacks, mask_by_scores, maskable, settle_masks
+from smallbert.methods.magnitude import _Gradual
+from smallbert.training.masks import Stacks, mask_by_scores, maskable
 from smallbert.training.phase import Weights
-from smallbert.training.schedule import Schedule
 
 
-class Movement(Method):
+class Movement(_Gradual):
     """Prune the weights that training moves towards zero, by scores learned beside them."""
 
-    trains: ClassVar[bool] = True
-    stage: ClassVar[int] = 30
-
-    keep: float = 0.1
-    scope: Literal["local", "global"] = "local"
-    begin: float = 0.1
-    finish: float = 0.7
-    shape: Literal["cubic", "linear", "constant"] = "cubic"
     lr: float = 1e-2
-
-    def check(self) -> None:
-        """A share, and a ramp inside the phase."""
-        check_ramp(self)
 
     def attach(self, phase: Any) -> None:
         """One score a weight, all zero at first, stored as stacks of like-sized matrices."""
@@ -45,9 +31,4 @@ class Movement(Method):
         def score(group: list[str], weights: Weights) -> Tensor:
             return scores[number[group[0]]]
 
-        keep = phase.dial("keep", Schedule(1.0, self.keep, self.begin, self.finish, self.shape))
-        mask_by_scores(phase, names, keep, self.scope, score)
-
-    def settle(self, phase: Any) -> None:
-        """The zeros stay zeros."""
-        settle_masks(phase, maskable(phase.encoder))
+        mask_by_scores(phase, names, self.share(phase), self.scope, score)
