@@ -14,6 +14,7 @@ from toys import is_same_state, run, small, toy_task
 
 from smallbert.model.folders import load_folder
 from smallbert.training import loop
+from smallbert.training.loop import take_step
 
 TASK = toy_task("classify", 24)
 LONG = "train(epochs=4, batch=8, lr=0.003)"  # twelve steps
@@ -121,11 +122,20 @@ def test_resumed_is_equal_to_the_bit(recipe, tmp_path):
     assert not list(tmp_path.glob("*.checkpoint"))
 
 
-def test_an_interrupt_saves_first(tmp_path):
-    with killed_at(5, KeyboardInterrupt):
+@pytest.mark.parametrize("asking", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_lets_the_step_end_and_saves_first(tmp_path, asking):
+    def interrupted(phase, batches):
+        loss = take_step(phase, batches)
+        if phase.step == 5:
+            os.kill(os.getpid(), asking)  # the weights have moved, but the step is not counted yet
+        return loss
+
+    before = signal.getsignal(asking)
+    with patch("smallbert.training.loop.take_step", interrupted), pytest.raises(KeyboardInterrupt):
         run(LONG, small(), TASK, work=tmp_path)  # the time to save one has not come yet
+    assert signal.getsignal(asking) is before
     resumed = run(LONG, small(), TASK, work=tmp_path)
-    assert "went on from a checkpoint at step 5" in resumed.notes
+    assert "went on from a checkpoint at step 6" in resumed.notes
     assert is_same_state(resumed.encoder, run(LONG, small(), TASK).encoder)
 
 

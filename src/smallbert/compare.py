@@ -32,13 +32,14 @@ from smallbert.model.folders import load_folder
 from smallbert.presets import PRESETS
 from smallbert.processes import processes
 from smallbert.recipe import Recipe
-from smallbert.run import beginnings, same_work
+from smallbert.run import beginnings, is_made_for, same_work
 from smallbert.space import expand_space
 from smallbert.wheels import to_stderr
 
 if TYPE_CHECKING:
     from smallbert.tasks import Task
 
+AS_GIVEN = "as given"
 FIRST_LOOK = 0.3  # seconds; a model's own timing is only for the growing table, all are timed in turns at the end
 
 
@@ -89,6 +90,8 @@ def compare(
     was begun goes on where it was.
     """
     out, seeds = Path(out), list(dict.fromkeys(seeds))
+    if is_made_for(start.encoder, task) and all(len(entry.recipe) for entry in entries):
+        entries = [Entry(Recipe(""), AS_GIVEN), *entries]  # what the others were made of is what they are measured by
     cards: list[Card] = []
     task = at_length(start, task, length)
     total = len(entries) * len(seeds)

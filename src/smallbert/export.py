@@ -56,7 +56,7 @@ def export_onnx(folder: Path | str, out: Path | str) -> dict[str, Any]:
     Where onnxruntime is installed, its scores are compared with the encoder's, and a file that disagrees is not kept.
     """
     if find_spec("onnxscript") is None:
-        raise UserError("writing ONNX needs onnx and onnxscript; run: pip install 'smallbert[onnx]'")
+        raise UserError("writing ONNX needs onnx and onnxscript; run: pip install -e '.[onnx]'")
     encoder = load_folder(folder)
     if any(getattr(module, "activations", False) for module in encoder.modules()):
         raise UserError(

@@ -70,6 +70,15 @@ def write_folder(path: Path | str) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def move_folder(made: Path, path: Path) -> None:
+    """Let a finished folder take its place in one step; what was there before goes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not (path.exists() and _exchange(made, path)):
+        shutil.rmtree(path, ignore_errors=True)
+        made.rename(path)
+    _sync(path.parent)
+
+
 def is_full_disk(error: BaseException) -> bool:
     """Whether an error says that the disk is full; safetensors and tokenizers say it in errors of their own."""
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error)

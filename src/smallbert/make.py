@@ -14,7 +14,7 @@ from accelerate.utils import broadcast_object_list
 
 from smallbert.data import usable_length
 from smallbert.errors import RunError, UserError
-from smallbert.files import is_full_disk, write_json, write_text
+from smallbert.files import is_full_disk, move_folder, write_json, write_text
 from smallbert.measuring import cost
 from smallbert.measuring.card import RESULT, Card, card_key, load_card, make_card
 from smallbert.measuring.evaluate import evaluate
@@ -131,6 +131,8 @@ def make_one(
     with `keep_going` becomes a card that says why; `again` tries failed ones once more.
     """
     recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
+    if seed < 0:
+        raise UserError(f"a seed is 0 or more, not {seed}")
     task = at_length(start, task, length)
     facts = {**_facts(start, recipe.key(), task, seed), "preset": preset, "kind": kind, "command": command}
     key = card_key(**facts)
@@ -138,6 +140,7 @@ def make_one(
     known = _from_main(lambda: _known_card(place, key, alone))
     if known is not None and not (again and known["status"] == "failed"):
         return dict(known)
+    _check_writable(out, place)
     settings: dict[str, Any] = {"device": check_device(device), "work": place.work, "common": common}
     settings |= {"key": start.fingerprint, "judge": kind == RESULT}  # a tiny random model learns nothing
     try:
@@ -234,14 +237,18 @@ def write_card(place: Place, card: Card, layout: str | None = None) -> None:
 def _finish(outcome: Outcome, place: Place, facts: dict[str, Any], task: Task, say: Say, seconds: float) -> None:
     """Save, measure, write down; then drop what was kept for a kill."""
     say("saving", 0, 0, "")
-    layout = save_folder(outcome.encoder, place.model)
+    made = place._replace(model=place.work / "model", card=place.work / "model" / "card.json")
+    layout = save_folder(outcome.encoder, made.model)
     # Weights that are no numbers have no score; their status says what there is to say.
     sound = all(bool(tensor.isfinite().all()) for tensor in outcome.encoder.parameters())
-    found = measure_model(outcome.encoder, place.model, task, "dev", say, seconds) if sound else {"notes": []}
+    found = measure_model(outcome.encoder, made.model, task, "dev", say, seconds) if sound else {"notes": []}
     notes = [*outcome.notes, *found.pop("notes")]
     trained = {"steps": outcome.steps, "epochs": outcome.epochs, "packed": outcome.packed, "notes": notes}
     status = {"status": "diverged", "why": outcome.diverged} if outcome.diverged else {"status": "ok"}
-    write_card(place, make_card(**facts, **found, **status, trained=trained, seconds=outcome.seconds), layout)
+    card = make_card(**facts, **found, **status, trained=trained, seconds=outcome.seconds)
+    write_card(made, card, layout)
+    move_folder(made.model, place.model)  # measured and described: a kill before this line finds no model at all
+    write_json(place.card, card)
     shutil.rmtree(place.work, ignore_errors=True)
 
 
@@ -275,6 +282,22 @@ def _known_card(place: Place, key: str, alone: bool) -> Card | None:
     if alone and place.model.exists() and (not place.model.is_dir() or any(place.model.iterdir())):
         raise UserError(f"{place.model} already holds something else; give another --out, or move it away first")
     return None
+
+
+def _check_writable(out: Path | str, place: Place) -> None:
+    """Refuse a place that cannot be written to before anything is trained for it."""
+    try:
+        place.work.mkdir(parents=True, exist_ok=True)
+        probe = place.work / "probe"
+        write_text(probe, "")
+        probe.unlink()
+        if not any(place.work.iterdir()):
+            place.work.rmdir()
+    except (OSError, RunError) as error:
+        cause = error.__cause__ or error
+        if is_full_disk(cause):
+            raise
+        raise UserError(f"--out {out} cannot be written to: {getattr(cause, 'strerror', None) or cause}") from None
 
 
 def _from_main(find: Callable[[], Any]) -> Any:

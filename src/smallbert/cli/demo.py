@@ -76,9 +76,7 @@ def run_demo(
     """Fine-tune a baseline, make small models of it, measure all, name the best; gives the cards and the page."""
     for package in ("jinja2", "matplotlib"):
         if find_spec(package) is None:  # better now than after minutes of work
-            raise UserError(
-                f"the demo ends in a page with plots, which needs {package}; run: pip install 'smallbert[demo]'"
-            )
+            raise UserError(f"the demo ends in a page with plots, which needs {package}; run: pip install -e '.[demo]'")
     say = say or Progress(mute=True)
     scale = QUICK if quick else FULL
     budget = budget or Budget.parse(BUDGET)

@@ -124,10 +124,13 @@ def _make(
         settings: dict[str, Any] = {"length": length, "device": device, "command": COMMAND.get(), "alone": True}
         card = make.make_one(parsed, start, read, seed, out, say=say, **settings)
         if json:
-            return print_json({"folder": out, "card": card})
-        _show(say, [card])
-        _warn(say, [card])
-        say.show(f"The model is in {out}")
+            print_json({"folder": out, "card": card})
+        else:
+            _show(say, [card])
+            _warn(say, [card])
+            say.show(f"The model is in {out}")
+    if card["status"] != "ok":
+        raise typer.Exit(1)
 
 
 def evaluate(

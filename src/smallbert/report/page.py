@@ -28,7 +28,7 @@ def write_report(cards: Sequence[Card], folder: Path | str, title: str, budget: 
     try:
         import jinja2
     except ImportError as error:
-        raise UserError("a report needs jinja2; run: pip install 'smallbert[report]'") from error
+        raise UserError("a report needs jinja2; run: pip install -e '.[report]'") from error
     folder, tasks = Path(folder), list(dict.fromkeys(map(task_key, cards)))
     sections = []
     for place, task in enumerate(tasks):

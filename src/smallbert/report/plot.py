@@ -66,7 +66,7 @@ def draw(
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UserError("a report needs matplotlib; run: pip install 'smallbert[report]'") from error
+        raise UserError("a report needs matplotlib; run: pip install -e '.[report]'") from error
 
     figure = Figure(figsize=inches, dpi=100, facecolor=COLOURS["paper"])
     FigureCanvasAgg(figure)

@@ -105,6 +105,8 @@ def shown_columns(rows: Sequence[Row]) -> list[Column]:
         hidden.add("task")
     if all(row.card["runs"]["n"] == 1 for row in rows):
         hidden.add("seeds")
+    if len(rows) == 1:  # nothing to compare it with
+        hidden |= {"versus", "smaller", "faster"}
     return [column for column in COLUMNS if column.key not in hidden]
 
 

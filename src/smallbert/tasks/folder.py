@@ -131,7 +131,7 @@ def _choose(path: Path, names: list[str], given: Mapping[str, str | None]) -> tu
             chosen[role] = rest[0]
         if not chosen[role]:
             known = ", ".join(names)
-            raise UserError(f"cannot tell the {role} column of {path}: its columns are {known}; write {role}=NAME")
+            raise UserError(f"cannot tell the {role} column of {path}: its columns are {known}; write --{role} NAME")
     used = [name for name in chosen.values() if name]
     if len(set(used)) < len(used):
         raise UserError(f"{path}: one column is used twice ({', '.join(used)}); give each of text, pair, label its own")
@@ -162,7 +162,7 @@ def _encode(
         pairs = table.get(chosen["pair"])
         pairs = pairs and [_text(value, False, where[split], row) for row, value in enumerate(pairs, 1)]
         if kind == "answer" and not pairs:
-            raise UserError(f"{where[split]}: kind answer needs the contexts too; write pair=NAME")
+            raise UserError(f"{where[split]}: kind answer needs the contexts too; write --pair NAME")
         labels = table[chosen["label"]]
         for row, value in enumerate(labels, 1):
             if value is None or str(value).strip().lower() in ("", "nan"):

@@ -165,9 +165,7 @@ def _read_parquet(path: Path) -> Columns:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
     except ImportError:
-        raise UserError(
-            f"reading {path.name} needs pyarrow: pip install 'smallbert[data]', or save it as .jsonl"
-        ) from None
+        raise UserError(f"reading {path.name} needs pyarrow: pip install -e '.[data]', or save it as .jsonl") from None
     try:
         columns: Columns = parquet.read_table(path).to_pydict()
         return columns

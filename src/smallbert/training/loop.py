@@ -18,7 +18,7 @@ from smallbert.model.anatomy import anatomy
 from smallbert.model.batch import Batch
 from smallbert.processes import processes
 from smallbert.training.checkpoint import load_checkpoint, save_checkpoint
-from smallbert.training.conditions import COMPILE_PAYS, compiled_layers, other_dropout
+from smallbert.training.conditions import COMPILE_PAYS, asked_to_stop, compiled_layers, other_dropout
 from smallbert.training.graphs import Graphs
 from smallbert.training.optimiser import make_optimiser, set_rates, trained_parameters
 from smallbert.training.phase import Phase
@@ -52,7 +52,9 @@ def train(phase: Phase, say: Say, work: Path | None = None, key: str = "", pause
         raise UserError("there is nothing to train on: the task has no training examples")
     state = processes()
     phase.world = state.num_processes
-    plan = _Plan(stream, choose_layout(phase, stream), settings.batch, phase.seed, state)
+    layout = choose_layout(phase, stream)
+    phase.packed = layout.packed
+    plan = _Plan(stream, layout, settings.batch, phase.seed, state)
     phase.total = max(1, round(settings.epochs * plan.steps_per_epoch))
     phase.optimiser = make_optimiser(phase)
     if work is not None and load_checkpoint(phase, work, key):
@@ -63,26 +65,24 @@ def train(phase: Phase, say: Say, work: Path | None = None, key: str = "", pause
     phase.encoder.train()
     phase.modules.train()
     compiles = phase.device.type == "cuda" and (settings.compile or (settings.compile is None and long))
-    with other_dropout(phase.encoder, settings.dropout), compiled_layers(phase.encoder, compiles):
-        try:
-            while phase.step < phase.total and not phase.diverged:
-                batches = plan.batches(phase.step, phase.device)
-                torch.manual_seed(_mix(phase.seed, phase.step, state.process_index))
-                phase.set_dials()
-                set_rates(phase, warmup_then_linear((phase.step + 1) / (phase.total + 1), settings.warmup))
-                loss = take(batches)
-                phase.step += 1
-                watch.note(loss)
-                for method in phase.methods:
-                    if method.every() and phase.step % method.every() == 0:
-                        method.look(phase)
-                if work is not None and state.is_main_process and time.monotonic() - saved > pause:
-                    save_checkpoint(phase, work, key)
-                    saved = time.monotonic()
-        except KeyboardInterrupt:
-            if work is not None and state.is_main_process:
+    dropout, compiled = other_dropout(phase.encoder, settings.dropout), compiled_layers(phase.encoder, compiles)
+    with asked_to_stop() as stop, dropout, compiled:
+        while phase.step < phase.total and not phase.diverged:
+            batches = plan.batches(phase.step, phase.device)
+            torch.manual_seed(_mix(phase.seed, phase.step, state.process_index))
+            phase.set_dials()
+            set_rates(phase, warmup_then_linear((phase.step + 1) / (phase.total + 1), settings.warmup))
+            loss = take(batches)
+            phase.step += 1
+            watch.note(loss)
+            for method in phase.methods:
+                if method.every() and phase.step % method.every() == 0:
+                    method.look(phase)
+            if work is not None and state.is_main_process and (stop() or time.monotonic() - saved > pause):
                 save_checkpoint(phase, work, key)
-            raise
+                saved = time.monotonic()
+            if stop():
+                raise KeyboardInterrupt
     phase.encoder.eval()
     phase.modules.eval()
     phase.set_dials()  # every dial at its end
@@ -96,9 +96,9 @@ def take_step(phase: Phase, batches: Batches) -> Tensor:
     with torch.autocast("cuda", torch.bfloat16, enabled=phase.device.type == "cuda" and phase.settings.half):
         loss = phase.loss(batches)
     loss.backward()
-    parameters = [parameter for parameter in trained_parameters(phase) if parameter.grad is not None]
+    parameters = trained_parameters(phase)
     if phase.world > 1:
-        _sum_over_processes([parameter.grad for parameter in parameters if parameter.grad is not None])
+        _sum_over_processes(parameters)
     for method in phase.methods:
         method.after_backward(phase)
     if phase.settings.clip:
@@ -183,14 +183,13 @@ class _Watch:
         self.phase.seconds = time.monotonic() - self.begun
 
 
-def _sum_over_processes(gradients: list[Tensor]) -> None:
-    """Add up gradients over processes, all in one message."""
+def _sum_over_processes(parameters: list[nn.Parameter]) -> None:
+    """Add up gradients over processes, all in one message; a process that did not use a parameter adds nothing."""
+    gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     torch.distributed.all_reduce(flat)
-    start = 0
-    for gradient in gradients:
-        gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
-        start += gradient.numel()
+    for parameter, piece in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
+        parameter.grad = piece.view_as(parameter)
 
 
 def _mix(*numbers: int) -> int:

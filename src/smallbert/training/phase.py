@@ -60,6 +60,8 @@ class Phase:
         self.notes: list[str] = []
         self._teachers: dict[str, Encoder] = {}
         self.diverged = ""
+        self.packed = False
+        self._terms: dict[str, list[str]] = {}  # loss term -> the dials that weigh it
         self.seconds = 0.0
         self.optimiser: torch.optim.Optimizer | None = None
 
@@ -94,7 +96,8 @@ class Phase:
     def rate(self) -> Tensor | float:
         """The learning rate of this step as the schedule has it, for a proximal step; a tensor on a GPU."""
         assert self.optimiser is not None
-        return next(group["lr"] for group in self.optimiser.param_groups if group["base_lr"] == self.settings.lr)
+        group = self.optimiser.param_groups[0]  # all groups follow one schedule
+        return group["lr"] * (self.settings.lr / group["base_lr"])
 
     def train_module(self, name: str, module: nn.Module, lr: float | None = None) -> nn.Module:
         """Train another module beside the encoder, with a learning rate of its own if one is given."""
@@ -191,8 +194,10 @@ class Phase:
     def add_term_weights(self) -> None:
         """Make a dial of each method's say in the weight of each loss term."""
         for number, method in enumerate(self.methods):
-            for name, weight in method.weights(self).items():
-                self.dial(f"{name} weight {number}", weight)
+            for term, weight in method.weights(self).items():
+                name = f"weight of {term} by {method.name} {number}"
+                self.dial(name, weight)
+                self._terms.setdefault(term, []).append(name)
 
     @contextmanager
     def _as_seen(self) -> Iterator[None]:
@@ -212,14 +217,13 @@ class Phase:
     def _weight(self, name: str) -> Tensor | float:
         """The product of what every method says about a term."""
         weight: Tensor | float = 1.0
-        for dial, value in self.dials.items():
-            if dial.startswith(f"{name} weight "):
-                weight = weight * value
+        for dial in self._terms.get(name, []):
+            weight = weight * self.dials[dial]
         return weight
 
     def _is_off(self, name: str) -> bool:
-        said = [s for dial, s in self.schedules.items() if dial.startswith(f"{name} weight ")]
-        return any(s.start == 0 and s.end == 0 for s in said)
+        said = [self.schedules[dial] for dial in self._terms.get(name, [])]
+        return any(schedule.start == 0 and schedule.end == 0 for schedule in said)
 
 
 def same_tokens(one: Any, other: Any) -> bool:

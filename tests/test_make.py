@@ -1,0 +1,70 @@
+"""One model: made, measured and put into place together, whatever happens on the way."""
+
+from dataclasses import replace
+
+import pytest
+
+from smallbert import make
+from smallbert.errors import UserError
+from smallbert.measuring.card import MACHINERY_CHECK, load_card
+from smallbert.tiny import make_task
+
+RECIPE = "finetune(epochs=0.2, batch=8)"
+
+
+def one(out, **settings):
+    return make.make_one(
+        RECIPE, make.tiny_start("bert"), make_task(), 0, out, kind=MACHINERY_CHECK, seconds=0.05, **settings
+    )
+
+
+def test_a_kill_while_measuring_leaves_nothing_in_the_way(tmp_path, monkeypatch):
+    """The same command must go on, not find its own unfinished model in its place."""
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(make, "measure_model", killed)
+        with pytest.raises(KeyboardInterrupt):
+            one(tmp_path / "out", alone=True)
+    assert not (tmp_path / "out").exists()
+    with monkeypatch.context() as patched:
+        patched.setattr("smallbert.run.train", None)  # what was trained is not trained again
+        card = one(tmp_path / "out", alone=True)
+    assert load_card(tmp_path / "out" / "card.json") == card
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_training(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("smallbert.run.train", None)
+    with pytest.raises(UserError, match=r"--out .*file/sub cannot be written"):
+        one(tmp_path / "file" / "sub", alone=True)
+
+
+def test_a_seed_below_zero_is_refused(tmp_path):
+    with pytest.raises(UserError, match="seed is 0 or more"):
+        make.make_one(RECIPE, make.tiny_start("bert"), make_task(), -1, tmp_path)
+
+
+def test_a_comparison_measures_what_it_starts_from(tmp_path):
+    """Rows are compared with the model as it was given, not with one of their own."""
+    from smallbert.compare import AS_GIVEN, compare, read_entries
+    from smallbert.report import format_rows
+
+    task = make_task()
+    card = make.make_one(RECIPE, make.tiny_start("bert"), task, 0, tmp_path / "given", kind=MACHINERY_CHECK, alone=True)
+    assert card["status"] == "ok"
+    start = replace(make.start_from(str(tmp_path / "given")), name="given")
+    cards = compare(
+        read_entries(recipes="drop_layers(2); quantize(8)"),
+        start,
+        task,
+        tmp_path / "out",
+        kind=MACHINERY_CHECK,
+        seconds=0.05,
+    )
+    rows = format_rows(cards)
+    assert rows[0]["model"] == AS_GIVEN and rows[0]["versus"] == "baseline"
+    assert all(float(row["smaller"].rstrip("x")) > 1 for row in rows[1:])
