@@ -210,7 +210,7 @@ BAD = {
     "open quote": ({"a.tsv": b'text\tlabel\n"a\t1\nb\t2\n'}, "line 3: .*save the rows as .jsonl"),
     "unknown columns": (
         {"a.csv": b"foo,bar,baz\na,1,2\n"},
-        "cannot tell the text column .* foo, bar, baz; write text=NAME",
+        "cannot tell the text column .* foo, bar, baz; write --text NAME",
     ),
     "one class": ({"a.csv": b"text,label\na,1\nb,1\n"}, "every row of train has the label '1'"),
     "missing label": ({"a.csv": b"text,label\na,1\nb,\nc,2\n"}, "row 2: no value in the label column 'label'"),
@@ -298,5 +298,5 @@ def test_fingerprint_follows_the_bytes(tmp_path: Path) -> None:
 def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match=r"pip install 'smallbert\[data\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '.\[data\]'"):
         load_task(tmp_path / "own.parquet")
