@@ -146,6 +146,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for the record")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=3, help="on the CPU: how often the two ways take turns")
     options = parser.parse_args()
     config = BertConfig(num_labels=3, num_hidden_layers=options.layers)
     device = "cpu" if options.cpu or not torch.cuda.is_available() else "cuda"
@@ -161,8 +162,8 @@ def main() -> None:
     if device == "cpu":  # in turns, so that noise hits both alike; both go once over the same examples
         torch.set_num_threads(2)
         rounds = []
-        for _ in range(3):
-            few = make_stream(32 * (options.steps or 4))
+        for _ in range(options.rounds):
+            few = make_stream(32 * (options.steps or 8))  # few batches would make poor buckets
             steps = len(few) // 32
             padded = time_reference(few, 32, steps, 0, False, device, config)
             rounds.append((padded, time_ours(few, 32, steps, 0, "", device, config)))
@@ -182,7 +183,11 @@ def main() -> None:
                 speed = time_ours(stream, batch, steps, 60, text, device, config, compiles=True)
                 show(f"ours: movement masks, {scope}, compiled layers", batch, speed)
     if options.out:
-        given = [f"--{name} {value}" for name, value in vars(options).items() if name in ("layers", "steps") and value]
+        given = [
+            f"--{name} {value}"
+            for name, value in vars(options).items()
+            if name in ("layers", "steps", "rounds") and value
+        ]
         command = " ".join(["python benchmarks/train_throughput.py", *(["--cpu"] if device == "cpu" else []), *given])
         record = {"benchmark": "train_throughput", "command": command, "rows": rows}
         write_json(options.out / f"{device}.json", record | {"versions": versions(), "machine": machine()})
