@@ -18,6 +18,7 @@ from smallbert.tiny import SHAPES
 SHORT = "train(epochs=1, batch=8, lr=0.001)"
 TASK = toy_task("pair", 16)
 RECIPES = {  # a method without a row is used as it stands
+    "cut_to_mixture": "mix_layers | cut_to_mixture(0.6)",
     "distill": f"finetune(epochs=1, batch=8) | distill + {SHORT}",
     "drop_layers": "drop_layers(2)",
     "finetune": "finetune(epochs=1, batch=8, lr=0.001)",
@@ -25,6 +26,7 @@ RECIPES = {  # a method without a row is used as it stands
     "mark": "mark('here')",
     "movement": f"movement(0.5) + {SHORT}",
     "repeat": "repeat(2, drop_layers(0.6))",
+    "watch": f"watch(2) + {SHORT}",
     "rewind": f"mark('here') | {SHORT} | rewind('here')",
 }
 CHANGES_NO_WEIGHT = {"mark"}
@@ -37,6 +39,11 @@ CHAINS = [
     f"magnitude(0.5) + {SHORT} | finetune(epochs=1, batch=8)",
     f"magnitude(0.5) + {SHORT} | drop_layers(2) | {SHORT}",
     f"drop_layers(2) | mix_layers | magnitude(0.3) + distill + {SHORT} | drop_layers(1) | quantize(activations=True)",
+    f"mix_layers(layers=[0, 2], layer_dropout=0.5, gradual=0.5) + {SHORT} | drop_layers(1, which='first')",
+    f"mix_layers(layers=[-1]) + {SHORT} | cut_to_mixture",
+    f"gate_layers | {SHORT} | drop_layers(2)",
+    f"gate_layers(squeeze='square') | connect_layers | {SHORT} | drop_layers(2, which='last') | quantize",
+    f"connect_layers(dilation=2, period=2) | mix_layers | magnitude(0.5) + {SHORT} | drop_layers(2)",
     "head(pool='mean') | mix_layers(init='plain') | finetune(epochs=1, batch=8) | quantize",
 ]
 

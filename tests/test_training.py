@@ -1,5 +1,6 @@
 """The training loop: it learns, its numbers are those of the textbook, and it notices when a run is broken."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -30,6 +31,8 @@ from smallbert.tasks.task import Split
 from smallbert.training import loop
 from smallbert.training.conditions import other_dropout
 from smallbert.training.loop import take_step
+from smallbert.training.phase import Phase
+from smallbert.training.precision import round_weights
 from smallbert.training.schedule import warmup_then_linear
 
 TASK = toy_task("classify", 24)
@@ -282,7 +285,7 @@ def test_no_dropout_means_none_at_all(family):
     rates = [(n, m.p) for n, m in given.named_modules() if isinstance(m, nn.Dropout)]
     batch = batch_of(given, TASK)
     with other_dropout(given, 0.0), torch.no_grad():
-        assert torch.equal(given.train()(batch), scores_of(given, TASK))
+        torch.testing.assert_close(given.train()(batch), scores_of(given, TASK), atol=1e-7, rtol=1e-5)
     with other_dropout(given, None), torch.no_grad():
         assert family == "modernbert" or not torch.equal(given.train()(batch), scores_of(given, TASK))
     assert rates == [(n, m.p) for n, m in given.named_modules() if isinstance(m, nn.Dropout)]
@@ -336,3 +339,29 @@ def test_a_head_for_other_classes_is_not_taken_for_this_task(encoder):
     nameless.head.labels = ["LABEL_0", "LABEL_1"]
     assert run(WHOLE, nameless, other, judge=False).encoder.history[:1] == nameless.history[:1]
     assert not is_same_state(result, encoder)
+
+
+def test_weights_are_rounded_together_and_gradients_come_back_whole():
+    weights = {name: torch.randn(3, 4, requires_grad=name != "frozen") for name in ("a", "b", "frozen", "unused")}
+    weights["count"] = torch.tensor([1, 2])
+    made = round_weights(weights)
+    assert made["count"] is weights["count"] and not made["frozen"].requires_grad
+    for name in ("a", "b", "frozen"):
+        assert made[name].dtype == torch.bfloat16 and torch.equal(made[name], weights[name].bfloat16())
+    (made["a"] * made["b"] * made["frozen"]).float().sum().backward()
+    product = weights["b"].detach().bfloat16() * weights["frozen"].bfloat16()
+    assert weights["a"].grad.dtype == torch.float32 and weights["unused"].grad is None
+    torch.testing.assert_close(weights["a"].grad, product.float(), atol=0, rtol=1e-2)
+
+
+def test_half_precision_trains_every_family(family, monkeypatch):
+    """What a GPU does, on a CPU: the same steps with rounded weights end close to those without."""
+    monkeypatch.setattr(loop.torch, "autocast", lambda *_, **__: nullcontext())
+    recipe = "mix_layers | movement(0.5) + train(epochs=1, batch=8, lr=0.003, dropout=0.0)"
+    whole = run(recipe, small(family), TASK).encoder
+    monkeypatch.setattr(Phase, "half", property(lambda phase: True))
+    half = run(recipe, small(family), TASK).encoder
+    assert all(one.dtype == torch.float32 for one in half.parameters())
+    near, far = scores_of(half, TASK), scores_of(run("head", small(family), TASK).encoder, TASK)
+    there = scores_of(whole, TASK)
+    assert not torch.equal(near, there) and (near - there).norm() < 0.3 * (far - there).norm()

@@ -40,6 +40,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     diverged: str = ""
     seconds: float = 0.0
+    traces: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass
@@ -82,20 +83,22 @@ def run_recipe(
     pause: float = CHECKPOINT_SECONDS,
     common: Mapping[str, Path] | None = None,
     judge: bool = True,
+    streams: dict[str, Stream] | None = None,
 ) -> Outcome:
     """Make a new encoder by a recipe; the one given is not changed.
 
     With a `work` folder, finished phases and a checkpoint of the one that runs are kept there, and a killed run of
     the same key goes on where it was. A beginning in `common` (see `beginnings`) is kept in the folder named
     there instead, so that recipes which begin alike train it once; `key` says what else they have in common. Without
-    `judge`, a classifier that learned nothing is not called diverged.
+    `judge`, a classifier that learned nothing is not called diverged. Runs on the same task and at the same length may
+    share `streams`, an empty dictionary at first, so that texts become tokens once.
     """
     recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
     device = device or str(processes().device)
     limit = usable_length(encoder, length, task) if task is not None else 0
     # Without a key of the caller's, what is kept in a work folder is told apart by the encoder itself.
     key = same_work(key or (fingerprint(encoder) if work else ""), task, seed, limit)
-    setting = Setting(task, seed, limit, say, work, key, pause)
+    setting = Setting(task, seed, limit, say, work, key, pause, {} if streams is None else streams)
     marks: dict[str, Encoder] = {}
     student = encoder.copy().to(device)
     if task is not None:
@@ -171,6 +174,7 @@ def _run_phase(
     if trains and kept is not None and (done := _finished(kept, key)) is not None:
         outcome = Outcome(done["encoder"].to(encoder.device), *done["counts"])
         outcome.notes, outcome.seconds = [*before.notes, *done["notes"]], done["seconds"]
+        outcome.traces = done.get("traces", {})
         marks[LATEST] = outcome.encoder.copy()
         for method in methods:
             if isinstance(method, METHODS["mark"]):
@@ -199,6 +203,10 @@ def _run_phase(
     phase.fold()
     outcome.notes += [note for note in phase.notes if note not in outcome.notes]
     outcome.seconds = before.seconds + time.monotonic() - begun
+    outcome.traces = {name: list(found) for name, found in before.traces.items()}
+    for name, found in phase.traces.items():
+        later = [{**entry, "step": before.steps + entry["step"]} for entry in found]
+        outcome.traces[name] = outcome.traces.get(name, []) + later
     if trains and not phase.diverged:
         marks[LATEST] = encoder.copy()
         if kept is not None:
@@ -254,7 +262,7 @@ def _keep(kept: Path, key: str, outcome: Outcome, known: int) -> None:
     save_folder(outcome.encoder, kept)
     counts = [outcome.steps, outcome.epochs, outcome.packed]
     about = {"key": key, "counts": counts, "notes": outcome.notes[known:], "seconds": outcome.seconds}
-    write_json(kept / "phase.json", about)
+    write_json(kept / "phase.json", {**about, "traces": outcome.traces})
     shutil.rmtree(kept.with_suffix(".checkpoint"), ignore_errors=True)
 
 

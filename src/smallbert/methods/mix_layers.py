@@ -1,12 +1,14 @@
-"""ELMo's and BERMo's mixture: the head reads a learned, softmax-weighted sum of every hidden state."""
+"""ELMo's and BERMo's mixture: the head reads a learned, softmax-weighted sum of hidden states."""
 
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.mixing import Mixture
+from smallbert.training.schedule import Schedule
 
 
 class MixLayers(Method):
@@ -15,11 +17,35 @@ class MixLayers(Method):
     init: Literal["xavier", "zeros", "plain"] = "xavier"
     norm: Literal["token", "feature", "layer", "none"] = "token"
     dropout: float = 0.1
+    layers: list[int] | None = None  # 0 is the embedding output, -1 the last layer; all by default
+    layer_dropout: float = 0.0
+    gradual: float = 0.0  # the share of the phase in which the mixture takes over from the last layer
     lr: float = 1e-2
+
+    def check(self) -> None:
+        """Shares."""
+        for name in ("dropout", "layer_dropout", "gradual"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"mix_layers: {name} is a share from 0 to below 1, not {getattr(self, name)}")
+
+    def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
+        """Which hidden states it reads, counted from the embedding output, number 0."""
+        count = len(encoder.order) + 1
+        wanted = range(count) if self.layers is None else self.layers
+        for number in wanted:
+            if not -count <= number < count:
+                raise UserError(
+                    f"mix_layers: there is no hidden state {number}; 0 is the embedding output, 1 to {count - 1} the "
+                    "layers, and -1 the last of them"
+                )
+        if not wanted:
+            raise UserError("mix_layers: layers is empty; name at least one, or leave it out to mix all")
+        return {"reads": sorted({number % count for number in wanted})}
 
     def build(self, encoder: Any, plan: dict[str, Any]) -> None:
         """One scalar a hidden state and one for the whole, learned at a rate of their own."""
-        mixture = Mixture(len(encoder.order) + 1, self.norm, self.dropout, plain=self.init == "plain")
+        reads = plan.get("reads", list(range(len(encoder.order) + 1)))  # folders of 0.1 say nothing
+        mixture = Mixture(reads, self.norm, self.dropout, self.init == "plain", self.layer_dropout)
         mixture.own_rate = self.lr  # type: ignore[assignment]
         encoder.mixture = mixture.to(encoder.device)
 
@@ -30,3 +56,17 @@ class MixLayers(Method):
             nn.init.xavier_uniform_(row, generator=torch.Generator().manual_seed(seed))
             with torch.no_grad():
                 encoder.mixture.weights.copy_(row[0])
+
+    def attach(self, phase: Any) -> None:
+        """Let the mixture in step by step; that needs training steps, so it must stand beside them."""
+        if self.gradual:
+            if phase.settings is None:
+                raise UserError(
+                    "mix_layers(gradual=…) lets the mixture in while training, so write it in the same phase: "
+                    "mix_layers(gradual=0.3) + finetune"
+                )
+            phase.encoder.mixture.blend = phase.dial("blend", Schedule(0.0, 1.0, 0.0, self.gradual))
+
+    def settle(self, phase: Any) -> None:
+        """The mixture is in, whole."""
+        phase.encoder.mixture.blend = None

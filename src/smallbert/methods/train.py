@@ -19,6 +19,7 @@ class Train(Method):
     weight_decay: float = 0.01
     clip: float = 1.0
     dropout: float | None = None
+    freeze: Literal["nothing", "embeddings", "backbone"] = "nothing"
     layout: Literal["auto", "packed", "padded"] = "auto"
     half: bool = True
     graphs: bool = True

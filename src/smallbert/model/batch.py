@@ -40,7 +40,7 @@ class Batch:
         if self.bounds is None:
             return values[:, 0]
         # An empty slot behind the last token has no first token; what it reads instead is not counted anywhere.
-        return values[0, self.bounds[: self.size].long().clamp(max=values.shape[1] - 1)]
+        return values[0].index_select(0, self.bounds[: self.size].long().clamp(max=values.shape[1] - 1))
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over each sequence's own tokens: (sequences, features)."""
@@ -52,6 +52,12 @@ class Batch:
         total = values.new_zeros(self.size + 1, values.shape[-1]).index_add(0, self.sequence, values[0])
         count = values.new_zeros(self.size + 1).index_add(0, self.sequence, values.new_ones(values.shape[1]))
         return total[: self.size] / count[: self.size].clamp(min=1).unsqueeze(-1)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """What each sequence has, at each of its tokens: (sequences, …) -> (rows, tokens, …); filler reads the last."""
+        if self.sequence is None:
+            return values.unsqueeze(1).expand(-1, self.input_ids.shape[1], *values.shape[1:])
+        return values.index_select(0, self.sequence.clamp(max=self.size - 1)).unsqueeze(0)
 
     def rows(self, values: Tensor, empty: float) -> Tensor:
         """Token values laid out one sequence a row, `empty` where a row has no token: (sequences, longest)."""

@@ -1,10 +1,12 @@
-"""The Encoder: a backbone, an optional mixture of its layers, named heads, a tokenizer, and its history."""
+"""The Encoder: a backbone, optional mixtures of its layers, named heads, a tokenizer, and its history."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 import json
+from collections import deque
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +20,8 @@ from smallbert.model import attention
 from smallbert.model.anatomy import anatomy, layers
 from smallbert.model.batch import Batch
 from smallbert.model.heads import Head
-from smallbert.model.mixing import Mixture
-from smallbert.model.walk import Route, States, collect
+from smallbert.model.mixing import Connections, Gates, Mixture
+from smallbert.model.walk import Route, States, collect, walk
 
 if TYPE_CHECKING:
     from smallbert.methods import Method
@@ -52,7 +54,8 @@ class Encoder(nn.Module):
         self.backbone: Any = backbone
         self.tokenizer = tokenizer
         self.heads = nn.ModuleDict()
-        self.mixture: Mixture | None = None
+        self.mixture: Mixture | Gates | None = None
+        self.connections: Connections | None = None
         self.history: list[dict[str, Any]] = []
         self.source = ""  # where it came from, for the card
         count = getattr(backbone.config, row.count)
@@ -75,6 +78,11 @@ class Encoder(nn.Module):
         return self.backbone.config.hidden_size
 
     @property
+    def reading(self) -> list[float] | None:
+        """The share of each hidden state in what a head reads; None where there is no mixture, or one that varies."""
+        return self.mixture.profile(len(self.order) + 1) if isinstance(self.mixture, Mixture) else None
+
+    @property
     def head(self) -> Head:
         """The head of the task at hand."""
         if HEAD not in self.heads:
@@ -83,20 +91,28 @@ class Encoder(nn.Module):
 
     def states(self, batch: Batch, taps: tuple[str, ...] = (), route: Route | None = None) -> States:
         """Run the backbone and keep every hidden state."""
-        return collect(self.backbone, self.order, batch, route, taps)
+        return collect(self.backbone, self.order, batch, route, taps, self.connections)
 
-    def output(self, states: States) -> Tensor:
-        """The features a head reads: the mixture if there is one, else the last layer's output."""
-        return states.last if self.mixture is None else self.mixture(states.hidden)
+    def output(self, states: States, batch: Batch) -> Tensor:
+        """Features of every token: the mixture if there is one, else the last layer's output."""
+        return states.last if self.mixture is None else self.mixture(states.hidden, batch)
 
     def read(self, states: States, batch: Batch, head: str = HEAD) -> Tensor:
         """The scores that a head gives to what a walk saw."""
-        return self.heads[head](self.output(states), batch)
+        return self._score(states.hidden, batch, self.heads[head])  # type: ignore[arg-type]
 
     def forward(self, batch: Batch) -> Tensor:
-        """Scores of the task head, or hidden features where there is no head."""
-        states = self.states(batch)
-        return self.read(states, batch) if HEAD in self.heads else self.output(states)
+        """Scores of the task head, or hidden features where there is no head; no hidden state is kept for long."""
+        states = walk(self.backbone, self.order, batch, None, self.connections)
+        if HEAD in self.heads:
+            return self._score(states, batch, self.head)
+        return _last(states) if self.mixture is None else self.mixture(states, batch)
+
+    def _score(self, states: Iterable[Tensor], batch: Batch, head: Head) -> Tensor:
+        """Each token is mixed on its own, so that a head which reads first tokens needs no others mixed."""
+        if self.mixture is None:
+            return head(_last(states), batch)
+        return head.score(self.mixture(states, batch, lambda state: head.pick(state, batch)), batch)
 
     def apply_method(self, method: Method, plan: dict[str, Any]) -> None:
         """Change the structure and write down how, so that loading can do the same."""
@@ -135,6 +151,10 @@ class Encoder(nn.Module):
     def copy(self) -> Encoder:
         """A second encoder with the same weights that shares nothing but the tokenizer."""
         return copy.deepcopy(self, {id(self.tokenizer): self.tokenizer})
+
+
+def _last(states: Iterable[Tensor]) -> Tensor:
+    return deque(states, maxlen=1)[0]  # holds one at a time
 
 
 def skeleton(config: dict[str, Any], tokenizer: Any = None) -> Encoder:

@@ -41,7 +41,20 @@ class Head(nn.Module):
 
     def forward(self, hidden: Tensor, batch: Batch) -> Tensor:
         """Read the hidden states of a batch."""
-        if self.kind in ("classify", "regress"):
+        return self.score(self.pick(hidden, batch), batch)
+
+    @property
+    def reads_first(self) -> bool:
+        """Whether it looks at nothing but each text's first token."""
+        return self.kind in ("classify", "regress") and self.pool == "first"
+
+    def pick(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """All it needs of a layer's output: first tokens, or everything."""
+        return batch.first(hidden) if self.reads_first else hidden
+
+    def score(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """Scores from what was picked."""
+        if self.kind in ("classify", "regress") and not self.reads_first:
             hidden = POOLS[self.pool](batch, hidden)
         if self.dense is not None:
             hidden = self.activation(self.dense(hidden))

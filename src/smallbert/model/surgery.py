@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def keep_layers(encoder: Encoder, kept: list[int]) -> None:
-    """Keep the layers run at these places, in this order; a mixture loses the same layers."""
+    """Keep the layers run at these places, in this order; what reads layers loses the same ones."""
     backbone, row = encoder.backbone, anatomy(encoder.backbone)
     if row.shared:
         encoder.order = [encoder.order[place] for place in kept]
@@ -26,5 +26,6 @@ def keep_layers(encoder: Encoder, kept: list[int]) -> None:
     if kinds is not None:
         config.layer_types = [kinds[place] for place in kept]
     setattr(config, row.count, len(kept))
-    if encoder.mixture is not None:
-        encoder.mixture.keep(kept)
+    for reader in (encoder.mixture, encoder.connections):
+        if reader is not None:
+            reader.keep(kept)

@@ -19,6 +19,7 @@ from smallbert.model.batch import Batch
 
 Arguments = Callable[[Any], dict[str, Any]]
 Route = Callable[[int, Tensor, Callable[[Tensor], Tensor]], Tensor]
+Connect = Callable[[int, list[Tensor]], Tensor]
 
 
 @dataclass
@@ -34,30 +35,42 @@ class States:
         return self.hidden[-1]
 
 
-def walk(backbone: Any, order: list[int], batch: Batch, route: Route | None = None) -> Iterator[Tensor]:
+def walk(
+    backbone: Any, order: list[int], batch: Batch, route: Route | None = None, connect: Connect | None = None
+) -> Iterator[Tensor]:
     """Yield the embedding output, then each layer's output, in the order in which `order` runs the layers.
 
-    route(i, hidden, layer) decides what the i-th step does; without one it is layer(hidden).
+    route(i, hidden, layer) decides what the i-th step does; without one it is layer(hidden). connect(i, states) says
+    what comes of it, given all hidden states so far.
     """
     style = WALKS[anatomy(backbone).style]
     hidden = style.embed(backbone, batch)
     arguments = style.arguments(backbone, batch, hidden)
     stack = layers(backbone)
+    before = [hidden] if connect is not None else []
     yield hidden
     for place, number in enumerate(order):
         run = _caller(style, backbone, stack[number], arguments, place == 0, batch)
         hidden = run(hidden) if route is None else route(place, hidden, run)
+        if connect is not None:
+            before.append(hidden)
+            hidden = before[-1] = connect(place, before)
         if place == len(order) - 1 and style.finish is not None:
             hidden = style.finish(backbone, hidden)
         yield hidden
 
 
 def collect(
-    backbone: Any, order: list[int], batch: Batch, route: Route | None = None, taps: tuple[str, ...] = ()
+    backbone: Any,
+    order: list[int],
+    batch: Batch,
+    route: Route | None = None,
+    taps: tuple[str, ...] = (),
+    connect: Connect | None = None,
 ) -> States:
     """Walk to the end and keep every hidden state, and the outputs of the parts named in `taps` (q, k, v, …)."""
     if not taps:
-        return States(list(walk(backbone, order, batch, route)))
+        return States(list(walk(backbone, order, batch, route, connect)))
     seen: dict[str, dict[int, Tensor]] = {role: {} for role in taps}
     place = 0
 
@@ -79,7 +92,7 @@ def collect(
         for layer in layers(backbone):
             for role in taps:
                 stack.enter_context(tap(layer, role))
-        hidden = list(walk(backbone, order, batch, follow))
+        hidden = list(walk(backbone, order, batch, follow, connect))
     return States(hidden, {role: list(found.values()) for role, found in seen.items()})
 
 

@@ -37,7 +37,8 @@ def save_checkpoint(phase: Phase, folder: Path, key: str) -> None:
         seen.add(spot)
     with write_folder(folder) as aside:
         write_tensors(aside / "state.safetensors", tensors)
-        write_json(aside / "state.json", {"step": phase.step, "total": phase.total, "key": key, "notes": phase.notes})
+        about = {"step": phase.step, "total": phase.total, "key": key, "notes": phase.notes, "traces": phase.traces}
+        write_json(aside / "state.json", about)
 
 
 def load_checkpoint(phase: Phase, folder: Path, key: str) -> bool:
@@ -65,5 +66,5 @@ def load_checkpoint(phase: Phase, folder: Path, key: str) -> bool:
         number, _, entry = name.partition(".")
         state.setdefault(int(number), {})[entry] = tensor
     phase.optimiser.load_state_dict({**whole, "state": state})
-    phase.step = about["step"]
+    phase.step, phase.traces = about["step"], about["traces"]
     return True

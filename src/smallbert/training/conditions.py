@@ -1,4 +1,4 @@
-"""Conditions that hold while a phase trains and are lifted when it ends: another dropout rate, compiled layers."""
+"""Conditions that hold while a phase trains and are lifted when it ends: frozen parts, dropout, compiled layers."""
 
 from __future__ import annotations
 
@@ -54,6 +54,26 @@ def other_dropout(encoder: nn.Module, rate: float | None) -> Iterator[None]:
     finally:
         for module, name, old in before:
             setattr(module, name, old)
+
+
+FROZEN: dict[str, Callable[[Encoder], list[nn.Module]]] = {
+    "nothing": lambda encoder: [],
+    "embeddings": lambda encoder: [encoder.backbone.embeddings],
+    "backbone": lambda encoder: [encoder.backbone],
+}
+
+
+@contextmanager
+def frozen_parts(encoder: Encoder, which: str) -> Iterator[None]:
+    """Leave a part of the encoder as it is."""
+    parameters = [one for part in FROZEN[which](encoder) for one in part.parameters() if one.requires_grad]
+    for one in parameters:
+        one.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for one in parameters:
+            one.requires_grad_(True)
 
 
 @contextmanager

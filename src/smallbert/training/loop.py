@@ -18,7 +18,7 @@ from smallbert.model.anatomy import anatomy
 from smallbert.model.batch import Batch
 from smallbert.processes import processes
 from smallbert.training.checkpoint import load_checkpoint, save_checkpoint
-from smallbert.training.conditions import COMPILE_PAYS, asked_to_stop, compiled_layers, other_dropout
+from smallbert.training.conditions import COMPILE_PAYS, asked_to_stop, compiled_layers, frozen_parts, other_dropout
 from smallbert.training.graphs import Graphs
 from smallbert.training.optimiser import make_optimiser, set_rates, trained_parameters
 from smallbert.training.phase import Phase
@@ -56,44 +56,50 @@ def train(phase: Phase, say: Say, work: Path | None = None, key: str = "", pause
     phase.packed = layout.packed
     plan = _Plan(stream, layout, settings.batch, phase.seed, state)
     phase.total = max(1, round(settings.epochs * plan.steps_per_epoch))
-    phase.optimiser = make_optimiser(phase)
-    if work is not None and load_checkpoint(phase, work, key):
-        phase.notes.append(f"went on from a checkpoint at step {phase.step}")
-    take, long = _stepper(phase), phase.total - phase.step >= COMPILE_PAYS
-    watch = _Watch(phase, say, state)
-    saved = time.monotonic()
-    phase.encoder.train()
-    phase.modules.train()
-    compiles = phase.device.type == "cuda" and (settings.compile or (settings.compile is None and long))
-    dropout, compiled = other_dropout(phase.encoder, settings.dropout), compiled_layers(phase.encoder, compiles)
-    with asked_to_stop() as stop, dropout, compiled:
-        while phase.step < phase.total and not phase.diverged:
-            batches = plan.batches(phase.step, phase.device)
-            torch.manual_seed(_mix(phase.seed, phase.step, state.process_index))
-            phase.set_dials()
-            set_rates(phase, warmup_then_linear((phase.step + 1) / (phase.total + 1), settings.warmup))
-            loss = take(batches)
-            phase.step += 1
-            watch.note(loss)
-            for method in phase.methods:
-                if method.every() and phase.step % method.every() == 0:
-                    method.look(phase)
-            if work is not None and state.is_main_process and (stop() or time.monotonic() - saved > pause):
-                save_checkpoint(phase, work, key)
-                saved = time.monotonic()
-            if stop():
-                raise KeyboardInterrupt
+    with frozen_parts(phase.encoder, settings.freeze), other_dropout(phase.encoder, settings.dropout):
+        phase.optimiser = make_optimiser(phase)
+        if work is not None and load_checkpoint(phase, work, key):
+            phase.notes.append(f"went on from a checkpoint at step {phase.step}")
+        long = phase.total - phase.step >= COMPILE_PAYS
+        compiles = phase.device.type == "cuda" and (settings.compile or (settings.compile is None and long))
+        watch = _Watch(phase, say, state)
+        phase.begin_training()
+        with asked_to_stop() as stop, compiled_layers(phase.encoder, compiles):
+            _take_steps(phase, plan, watch, stop, work if state.is_main_process else None, key, pause)
     phase.encoder.eval()
     phase.modules.eval()
     phase.set_dials()  # every dial at its end
     watch.finish()
 
 
+def _take_steps(
+    phase: Phase, plan: _Plan, watch: _Watch, stop: Callable[[], bool], work: Path | None, key: str, pause: float
+) -> None:
+    """All steps that are left, with a checkpoint in `work` every `pause` seconds and before stopping when asked to."""
+    take, saved = _stepper(phase), time.monotonic()
+    while phase.step < phase.total and not phase.diverged:
+        batches = plan.batches(phase.step, phase.device)
+        torch.manual_seed(_mix(phase.seed, phase.step, plan.rank))
+        phase.set_dials()
+        set_rates(phase, warmup_then_linear((phase.step + 1) / (phase.total + 1), phase.settings.warmup))
+        loss = take(batches)
+        phase.step += 1
+        watch.note(loss)
+        for method in phase.methods:
+            if method.every() and phase.step % method.every() == 0:
+                method.look(phase)
+        if work is not None and (stop() or time.monotonic() - saved > pause):
+            save_checkpoint(phase, work, key)
+            saved = time.monotonic()
+        if stop():
+            raise KeyboardInterrupt
+
+
 def take_step(phase: Phase, batches: Batches) -> Tensor:
     """One step: loss, gradients, clipping, update. Tensors in, tensors changed, nothing read back to Python."""
     assert phase.optimiser is not None
     phase.optimiser.zero_grad(set_to_none=True)
-    with torch.autocast("cuda", torch.bfloat16, enabled=phase.device.type == "cuda" and phase.settings.half):
+    with torch.autocast("cuda", torch.bfloat16, enabled=phase.half):
         loss = phase.loss(batches)
     loss.backward()
     parameters = trained_parameters(phase)

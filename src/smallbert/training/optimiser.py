@@ -43,7 +43,7 @@ def _groups(phase: Phase, lr: float, weight_decay: float) -> list[dict[str, Any]
     for module in phase.encoder.modules():
         rate = getattr(module, "own_rate", None)  # a part such as a mixture learns at its own rate in every phase
         if rate is not None:
-            own.update(dict.fromkeys(module.parameters(recurse=False), rate))
+            own.update(dict.fromkeys(module.parameters(), rate))
     for parameters, rate in phase.rates:
         own.update(dict.fromkeys(parameters, rate))
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}

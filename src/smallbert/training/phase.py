@@ -16,6 +16,7 @@ from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.model.heads import losses
 from smallbert.model.walk import Route, States
+from smallbert.training.precision import round_weights
 from smallbert.training.schedule import Schedule, constant
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Phase:
         self.step, self.total = 0, 0
         self.world = 1
         self.notes: list[str] = []
+        self.traces: dict[str, list[dict[str, Any]]] = {}  # what methods want remembered of the way, step by step
         self._teachers: dict[str, Encoder] = {}
         self.diverged = ""
         self.packed = False
@@ -80,6 +82,11 @@ class Phase:
         """Let the model see other weights than the stored ones, from now to the end of the phase."""
         self.transforms.append(Transform(stage, names, make))
         self.transforms.sort(key=lambda transform: transform.stage)
+
+    @property
+    def half(self) -> bool:
+        """Whether the encoder computes in half precision: on a GPU, unless the phase says otherwise."""
+        return self.device.type == "cuda" and bool(self.settings.half)
 
     @property
     def route(self) -> Route | None:
@@ -136,6 +143,10 @@ class Phase:
             raise UserError("a teacher with another tokenizer can teach whole texts only, not tokens or spans")
         self.stream.views[name] = self.tokenise(tokenizer).views[STUDENT]
 
+    def remember(self, name: str, value: Any) -> None:
+        """Write down how something stands at this step (plain JSON), for the card."""
+        self.traces.setdefault(name, []).append({"step": self.step, "value": value})
+
     # What the loop asks.
 
     def hold_zeros(self) -> None:
@@ -144,6 +155,13 @@ class Phase:
         masks = {name: weight != 0 for name, weight in held if isinstance(weight, nn.Parameter)}
         if masks:
             self.transform(list(masks), lambda weights: {n: w * masks[n] for n, w in weights.items()}, HELD_STAGE)
+
+    def begin_training(self) -> None:
+        """Turn dropout on; a frozen backbone computes as it will in use."""
+        self.encoder.train()
+        self.modules.train()
+        if self.settings.freeze == "backbone":
+            self.encoder.backbone.eval()
 
     def set_dials(self) -> None:
         """Turn every dial to where the schedule has it at this step."""
@@ -161,7 +179,7 @@ class Phase:
     def look_at(self, batches: dict[str, Batch]) -> Step:
         """Run the encoder over a batch, with the weights as this phase wants them seen."""
         batch = batches[STUDENT]
-        with self._as_seen():
+        with self._as_seen(), torch.autocast(self.device.type, enabled=False):
             states = self.encoder.states(batch, tuple(sorted(self.taps)), self.route)
             return Step(self, batches, states, self.encoder.read(states, batch))
 
@@ -203,6 +221,12 @@ class Phase:
     def _as_seen(self) -> Iterator[None]:
         """Put the transformed weights where the stored ones are; a tied one into all its places."""
         stored, made = dict(self.encoder.named_parameters()), self.weights()
+        if self.half:
+            # What learns at a rate of its own (a mixture's few scalars) is worth its full precision.
+            own = {
+                one for module in self.encoder.modules() if hasattr(module, "own_rate") for one in module.parameters()
+            }
+            made = round_weights({name: one for name, one in stored.items() if one not in own} | made)
         new = {stored[name]: weight for name, weight in made.items()}
         owners = [module._parameters for module in self.encoder.modules()] if new else []
         places = [(owner, key, one) for owner in owners for key, one in owner.items() if one is not None and one in new]

@@ -1,0 +1,31 @@
+"""DenseFormer's connections: each layer reads a learned sum of all earlier outputs.
+
+They begin as the identity, so the first step equals the pretrained model exactly and no pre-training is needed.
+"""
+
+from typing import Any
+
+from smallbert.errors import UserError
+from smallbert.methods import Method
+from smallbert.model.mixing import Connections
+
+
+class ConnectLayers(Method):
+    """Let every layer read a learned sum of all earlier layers instead of the one before it."""
+
+    dilation: int = 1  # read every so manieth state back
+    period: int = 1  # after every so manieth layer
+    lr: float = 1e-3
+
+    def check(self) -> None:
+        """Whole steps."""
+        if self.dilation < 1 or self.period < 1:
+            raise UserError(
+                f"connect_layers: dilation and period are whole numbers from 1, not {self.dilation} and {self.period}"
+            )
+
+    def build(self, encoder: Any, plan: dict[str, Any]) -> None:
+        """One scalar for each layer and each state before it, learned at a rate of their own."""
+        connections = Connections(len(encoder.order), self.dilation, self.period)
+        connections.own_rate = self.lr  # type: ignore[assignment]
+        encoder.connections = connections.to(encoder.device)
