@@ -85,7 +85,8 @@ def test_help_is_fast_and_light():
     )
     runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(2)]
     assert all(
-        verb in runs[0].stdout for verb in "list inspect finetune compress eval compare report export demo".split()
+        verb in runs[0].stdout
+        for verb in "list inspect finetune compress eval compare study report export demo".split()
     )
     assert runs[0].stderr.split(maxsplit=1)[1] == "[]\n"
     assert min(float(run.stderr.split()[0]) for run in runs) < 0.5  # processor time: other programs do not count
@@ -97,7 +98,7 @@ def test_version_and_module(call):
     assert done.returncode == 2 and "Did you mean 'list'?" in done.stderr
 
 
-@pytest.mark.parametrize("verb", "list inspect finetune compress eval compare report export demo".split())
+@pytest.mark.parametrize("verb", "list inspect finetune compress eval compare study report export demo".split())
 def test_every_verb_has_help_and_json(call, verb):
     code, out, _ = call(verb, "--help")
     assert code == 0 and "--json" in out

@@ -96,7 +96,7 @@ def compare(
     task = at_length(start, task, length)
     total = len(entries) * len(seeds)
     for seed in seeds:
-        common = _common_beginnings(entries, start, task, seed, kind, out)
+        common = common_beginnings([entry.recipe for entry in entries], start, task, seed, out, kind)
         for entry in entries:
             title = f"model {len(cards) + 1} of {total}"
             card = make_one(
@@ -143,34 +143,41 @@ def time_in_turns(cards: list[Card], out: Path, say: Say = quiet, seconds: float
     places = {key: place for key, place in places.items() if place.model.is_dir()}
     together = hashlib.sha256(" ".join(sorted(places)).encode()).hexdigest()[:10]
     timed = [card for card in cards if card_key(**card) in places]
-    if not timed or all(card["latency"].get("together") == together for card in timed):
+    if not timed or all((card["latency"] or {}).get("together") == together for card in timed):
         return cards
     say("timing all models in turns", 0, 0, f"about {seconds * len(places):.0f} s")
     encoders = {key: load_folder(place.model) for key, place in places.items()}
-    found = cost.measure_latencies(encoders, timed[0]["latency"]["length"], seconds=seconds)
+    found = cost.measure_latencies(encoders, timed[0]["macs"]["length"], seconds=seconds)
     for card in timed:
         latency = {name: value for name, value in found[card_key(**card)].items() if name != "ratio"}
         latency |= {name: float(f"{latency[name]:.6g}") for name in ("p50_ms", "p95_ms")}
         card["latency"] = {**latency, "together": together}
+        card["missing"].pop("latency", None)
         write_card(places[card_key(**card)], card)
     return cards
 
 
-def _common_beginnings(
-    entries: Sequence[Entry], start: Start, task: Task, seed: int, kind: str, out: Path
+def common_beginnings(
+    recipes: Sequence[Recipe],
+    start: Start,
+    task: Task,
+    seed: int,
+    out: Path,
+    kind: str = RESULT,
+    split: str = "dev",
 ) -> dict[str, Path]:
     """Beginnings that several recipes have in common -> the folder where each is kept once it was trained."""
     counts: Counter[str] = Counter()
     wanted: set[str] = set()
     finished: dict[str, Place] = {}
-    for entry in entries:
+    for recipe in recipes:
         try:
-            texts = beginnings(entry.recipe, start.encoder, task)
+            texts = beginnings(recipe, start.encoder, task)
         except UserError:
             continue  # make_one will say what is wrong with it
         trained = [text for text, trains in texts.items() if trains]
         counts.update(trained)
-        place = find_place(out, work_key(entry.recipe, start, task, seed, kind))
+        place = find_place(out, work_key(recipe, start, task, seed, kind, split))
         if not place.card.is_file():
             wanted.update(trained)
         elif trained and trained[-1] == list(texts)[-1]:

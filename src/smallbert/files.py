@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from smallbert.errors import RunError
+from smallbert.errors import RunError, UserError
 
 
 def write_text(path: Path | str, text: str) -> None:
@@ -77,6 +77,31 @@ def move_folder(made: Path, path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
         made.rename(path)
     _sync(path.parent)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold a folder, so that the same command started twice does not write there twice; a kill lets go of it."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".in-use"
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{folder} is in use by another run of smallbert; wait for it, or give another --out"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def is_full_disk(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from accelerate.utils import broadcast_object_list
 
-from smallbert.data import usable_length
+from smallbert.data import Stream, usable_length
 from smallbert.errors import RunError, UserError
 from smallbert.files import is_full_disk, move_folder, write_json, write_text
 from smallbert.measuring import cost
@@ -122,19 +122,24 @@ def make_one(
     alone: bool = False,
     keep_going: bool = False,
     again: bool = False,
-    seconds: float = 2.0,
+    seconds: float | None = 2.0,
     common: Mapping[str, Path] | None = None,
+    split: str = "dev",
+    keep_model: bool = True,
+    raising: Callable[[Exception], bool] = lambda error: False,
+    streams: dict[str, Stream] | None = None,
 ) -> Card:
     """Make and measure one model, or give its card if it was made before.
 
-    The card lands in out/cards, the model in out/models; `alone`, both in `out` itself. A run that fails raises, or
-    with `keep_going` becomes a card that says why; `again` tries failed ones once more.
+    The card lands in out/cards, the model in out/models (or nowhere); `alone`, both in `out` itself. A run that fails
+    raises, or with `keep_going` becomes a card that says why, unless the error is one for `raising`; `again`
+    tries failed ones once more. Without `seconds` to spend nothing is timed.
     """
     recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
     if seed < 0:
         raise UserError(f"a seed is 0 or more, not {seed}")
     task = at_length(start, task, length)
-    facts = {**_facts(start, recipe.key(), task, seed), "preset": preset, "kind": kind, "command": command}
+    facts = _facts(start, recipe.key(), task, seed, split) | {"preset": preset, "kind": kind, "command": command}
     key = card_key(**facts)
     place = find_place(out, key, alone)
     known = _from_main(lambda: _known_card(place, key, alone))
@@ -142,35 +147,47 @@ def make_one(
         return dict(known)
     _check_writable(out, place)
     settings: dict[str, Any] = {"device": check_device(device), "work": place.work, "common": common}
-    settings |= {"key": start.fingerprint, "judge": kind == RESULT}  # a tiny random model learns nothing
+    # A tiny random model learns nothing.
+    settings |= {"key": start.fingerprint, "judge": kind == RESULT, "streams": streams}
     try:
         outcome = run_recipe(recipe, start.encoder, task, seed, say=say, **settings)
         if processes().is_main_process:
-            _finish(outcome, place, facts, task, say, seconds)
-    except (RunError, OSError):
-        raise
+            _finish(outcome, place, facts, task, say, seconds, keep_model)
     except Exception as error:
-        if not keep_going or is_full_disk(error):
+        if not keep_going or isinstance(error, RunError | OSError) or is_full_disk(error) or raising(error):
             raise
-        write_json(place.card, make_card(**facts, status="failed", why=_why(error), missing={}))
+        write_json(place.card, make_card(**facts, status="failed", why=why_of(error), missing={}))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     processes().wait_for_everyone()
     return load_card(place.card)
 
 
-def work_key(recipe: Recipe, start: Start, task: Task, seed: int, kind: str = RESULT) -> str:
+def give_up(
+    recipe: Recipe, start: Start, task: Task, seed: int, out: Path | str, why: str, split: str = "dev", **facts: Any
+) -> None:
+    """Write the card of a run that cannot be made, such as one whose process was killed."""
+    card = make_card(**_facts(start, recipe.key(), task, seed, split), **facts, status="failed", why=why, missing={})
+    write_json(find_place(out, card_key(**card)).card, card)
+
+
+def work_key(recipe: Recipe, start: Start, task: Task, seed: int, kind: str = RESULT, split: str = "dev") -> str:
     """The name of one piece of work, as on its card."""
-    return card_key(**_facts(start, recipe.key(), task, seed), kind=kind)
+    return card_key(**_facts(start, recipe.key(), task, seed, split), kind=kind)
 
 
 def measure_model(
-    encoder: Encoder, folder: Path | str, task: Task, split: str = "dev", say: Say = quiet, seconds: float = 2.0
+    encoder: Encoder,
+    folder: Path | str,
+    task: Task,
+    split: str = "dev",
+    say: Say = quiet,
+    seconds: float | None = 2.0,
 ) -> dict[str, Any]:
     """Scores and costs of a saved model in the fields of a card, and "notes" on how the texts were read."""
     length = usable_length(encoder, None, task)
     found = evaluate(encoder, task, split, length, say)
-    say("measuring its speed", 0, 0, "")
+    say("measuring its speed" if seconds is not None else "measuring its size", 0, 0, "")
     costs = cost.measure(encoder, folder, min(length, COST_LENGTHS.get(task.kind, COST_LENGTH)), seconds=seconds)
     return {"scores": found["scores"], **costs, "notes": [f"{split}: {note}" for note in found["notes"]]}
 
@@ -234,20 +251,31 @@ def write_card(place: Place, card: Card, layout: str | None = None) -> None:
     write_json(place.card, card)
 
 
-def _finish(outcome: Outcome, place: Place, facts: dict[str, Any], task: Task, say: Say, seconds: float) -> None:
-    """Save, measure, write down; then drop what was kept for a kill."""
+def _finish(
+    outcome: Outcome,
+    place: Place,
+    facts: dict[str, Any],
+    task: Task,
+    say: Say,
+    seconds: float | None,
+    keep_model: bool,
+) -> None:
+    """Save, measure, write down; then drop what was kept for a kill, and the model too if it is not to be kept."""
     say("saving", 0, 0, "")
     made = place._replace(model=place.work / "model", card=place.work / "model" / "card.json")
     layout = save_folder(outcome.encoder, made.model)
     # Weights that are no numbers have no score; their status says what there is to say.
     sound = all(bool(tensor.isfinite().all()) for tensor in outcome.encoder.parameters())
-    found = measure_model(outcome.encoder, made.model, task, "dev", say, seconds) if sound else {"notes": []}
+    found = measure_model(outcome.encoder, made.model, task, facts["split"], say, seconds) if sound else {"notes": []}
     notes = [*outcome.notes, *found.pop("notes")]
     trained = {"steps": outcome.steps, "epochs": outcome.epochs, "packed": outcome.packed, "notes": notes}
+    more = {"mixture": outcome.encoder.reading, "traces": outcome.traces}
+    trained |= {name: value for name, value in more.items() if value}
     status = {"status": "diverged", "why": outcome.diverged} if outcome.diverged else {"status": "ok"}
     card = make_card(**facts, **found, **status, trained=trained, seconds=outcome.seconds)
-    write_card(made, card, layout)
-    move_folder(made.model, place.model)  # measured and described: a kill before this line finds no model at all
+    if keep_model:
+        write_card(made, card, layout)
+        move_folder(made.model, place.model)  # measured and described: a kill before this line finds no model at all
     write_json(place.card, card)
     shutil.rmtree(place.work, ignore_errors=True)
 
@@ -309,7 +337,7 @@ def _from_main(find: Callable[[], Any]) -> Any:
     return broadcast_object_list([find() if state.is_main_process else None])[0]
 
 
-def _why(error: Exception) -> str:
+def why_of(error: Exception) -> str:
     """One line on what went wrong."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return "not enough memory; a smaller batch may fit"

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from smallbert.cli import looking, making
+from smallbert.cli import looking, making, probing, studying
 from smallbert.cli.options import COMMAND
 from smallbert.errors import RunError, UserError
 
@@ -35,6 +35,8 @@ for _verb in (
     making.compress,
     making.evaluate,
     making.compare,
+    studying.study,
+    probing.probe,
     looking.report,
     looking.inspect,
     looking.export,

@@ -25,6 +25,7 @@ from smallbert.model.folders import probe_batch, read_tensors
 
 LEAST = 20  # timed rounds, however slow the model
 WARM = 3
+NOT_TIMED = "not timed, since other runs may have shared the machine"
 PARTS = ("embeddings", "encoder", "head", "other")
 NEEDED = (
     "*.safetensors",
@@ -49,24 +50,28 @@ _MULTIPLICATIONS = {  # what torch's own table lacks, in its unit: two operation
 
 
 def measure(
-    encoder: Encoder, folder: Path | str, length: int = 32, threads: int = 1, seconds: float = 2.0
+    encoder: Encoder, folder: Path | str, length: int = 32, threads: int = 1, seconds: float | None = 2.0
 ) -> dict[str, Any]:
-    """Every cost of an encoder saved in a folder, in the shapes of a card.
+    """Every cost of an encoder saved in a folder, in the shapes of a card; without `seconds` to spend, untimed.
 
     {"bytes": …, "parameters": …, "macs": …, "latency": …, "throughput": None, "missing": {"throughput": "no GPU"}}
     """
-    throughput, missing = None, {}
-    try:
-        throughput = measure_throughput(encoder, length, seconds=seconds)
-        if throughput is None:
-            missing["throughput"] = "no GPU on the machine that measured it"
-    except torch.OutOfMemoryError:  # others may hold the GPU; all that can be known without it is still worth having
-        missing["throughput"] = "the GPU had not enough memory left"
+    latency, throughput, missing = None, None, {}
+    if seconds is None:
+        missing = dict.fromkeys(("latency", "throughput"), NOT_TIMED)
+    else:
+        latency = measure_latency(encoder, length, threads=threads, seconds=seconds)
+        try:
+            throughput = measure_throughput(encoder, length, seconds=seconds)
+            if throughput is None:
+                missing["throughput"] = "no GPU on the machine that measured it"
+        except torch.OutOfMemoryError:  # others may hold the GPU; all that can be known without it is worth having
+            missing["throughput"] = "the GPU had not enough memory left"
     return {
         "bytes": measure_bytes(folder),
         "parameters": count_parameters(encoder),
         "macs": {"value": count_macs(encoder, length), "length": length},
-        "latency": measure_latency(encoder, length, threads=threads, seconds=seconds),
+        "latency": latency,
         "throughput": throughput,
         "missing": missing,
     }

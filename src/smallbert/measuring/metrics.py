@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from smallbert.errors import UserError
+from smallbert.measuring.statistics import wilson_interval
 from smallbert.tasks.task import Split, Task
 
 Score = dict[str, Any]
@@ -44,11 +45,8 @@ def wilson(right: float, count: int) -> Score:
     >>> wilson(10, 10)["value"], round(wilson(10, 10)["low"], 1)
     (100.0, 72.2)
     """
-    share, squared = right / count, Z * Z / count
-    middle = (share + squared / 2) / (1 + squared)
-    half = Z / (1 + squared) * np.sqrt(share * (1 - share) / count + squared / (4 * count))
-    low, high = max(min(middle - half, share), 0.0), min(max(middle + half, share), 1.0)  # rounding may pass the ends
-    return _score(share, half / Z, count, low, high)
+    low, high = wilson_interval(right, count, Z)
+    return _score(right / count, (high - low) / 2 / Z, count, low, high)
 
 
 def normalise(answer: str) -> str:

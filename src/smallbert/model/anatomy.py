@@ -30,6 +30,7 @@ class Anatomy:
     out: str = ""
     up: str = ""
     down: str = ""
+    attended: str = ""  # the module that attention probabilities pass through, where attention is the family's own
     style: str = "bert"  # the row of walk.WALKS that runs it
     offset: bool = False  # positions count from the padding number + 1
     token_types: bool = True
@@ -97,6 +98,7 @@ FAMILIES: dict[str, Anatomy] = {
         out="attention.attn.o",
         up="intermediate.dense",
         down="output.dense",
+        attended="attention.attn.dropout",
         style="mpnet",
         offset=True,
         token_types=False,
@@ -118,6 +120,7 @@ FAMILIES: dict[str, Anatomy] = {
     ),
     "deberta-v2": Anatomy(
         **{**_BERT, "q": "attention.self.query_proj", "k": "attention.self.key_proj", "v": "attention.self.value_proj"},
+        attended="attention.self.dropout",
         style="deberta",
         recordable=False,
         activation="gelu",

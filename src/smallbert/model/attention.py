@@ -5,6 +5,7 @@ A packed batch comes with `bounds`, the cumulative lengths of its segments; each
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,10 +28,16 @@ def attend(
     bounds: Tensor | None = None,
     longest: int = 0,
     sliding_window: int | None = None,
+    watch: Callable[[Tensor], None] | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within each sequence; query, key and value are (batch, heads, tokens, size)."""
+    """Attend within each sequence; query, key and value are (batch, heads, tokens, size).
+
+    `watch` is shown the probabilities of a padded batch, which are otherwise never made.
+    """
     if bounds is None:
+        if watch is not None:
+            watch(probabilities(query, key, attention_mask, scaling))
         out = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
         )
@@ -40,6 +47,14 @@ def attend(
     packed = _attend_fast if query.is_cuda else _attend_segments
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # x[0] would copy on its way back
     return packed(q, k, v, bounds, longest, scaling, window).unsqueeze(0), None
+
+
+def probabilities(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """How much each token attends to each other one: (batch, heads, tokens, tokens), each row adding up to one."""
+    scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if mask is not None:  # a row that may look at nothing (padding) comes out level, not as no numbers at all
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    return scores.softmax(-1)
 
 
 def _attend_fast(

@@ -1,0 +1,138 @@
+"""The verb study: recipes x seeds x tasks, and what can be said about them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from smallbert.cli.options import (
+    COMMAND,
+    Data,
+    Device,
+    Examples,
+    Json,
+    Kind,
+    Label,
+    Length,
+    Pair,
+    Text,
+    print_json,
+    progress,
+    read_numbers,
+)
+from smallbert.errors import UserError
+
+if TYPE_CHECKING:
+    from smallbert.cli.progress import Progress
+    from smallbert.report.study import Report
+    from smallbert.study import Bench, Study
+
+
+def study(
+    model: Annotated[str | None, typer.Argument(help="As in compress; with --tiny, a family.", metavar="MODEL")] = None,
+    recipes: Annotated[
+        str, typer.Option("--recipes", help="Recipes with ; between; the others are compared with the first.")
+    ] = "",
+    seeds: Annotated[str, typer.Option("--seeds", help="Seeds with commas; each recipe is run with each.")] = "0",
+    task: Annotated[str | None, typer.Option("--task", help="A task, or several with commas: tense,subj.")] = None,
+    out: Annotated[str, typer.Option("--out", help="Where cards and the report go.")] = "smallbert-study",
+    names: Annotated[str | None, typer.Option("--names", help="Names of the recipes, with ; between.")] = None,
+    vary: Annotated[
+        str | None, typer.Option("--vary", help="Run each recipe with each value of a setting: epochs=2,4,6,8.")
+    ] = None,
+    split: Annotated[str, typer.Option("--split", help="Score on dev or test.")] = "dev",
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", help="Runs at a time (1 on a CPU, up to 8 on a GPU).", min=1)
+    ] = None,
+    keep_models: Annotated[bool, typer.Option("--keep-models", help="Keep every model, not only its card.")] = False,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Run nothing; report on what is finished so far.")
+    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Try those that failed once more.")] = False,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="Check the machinery in seconds: random model, toy data.")
+    ] = False,
+    data: Data = None,
+    text: Text = None,
+    pair: Pair = None,
+    label: Label = None,
+    kind: Kind = None,
+    examples: Examples = None,
+    length: Length = None,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """Run recipes with many seeds, and say what differs beyond chance; the same command goes on after a stop."""
+    numbers = tuple(dict.fromkeys(read_numbers(seeds, "--seeds")))
+    if any(seed < 0 for seed in numbers):
+        raise UserError(f"--seeds was given {seeds!r}; a seed is 0 or more")
+    if split not in ("dev", "test"):
+        raise UserError(f"--split was given {split!r}; write dev or test")
+    if not tiny and (model is None or task is None):
+        raise UserError("study needs a MODEL and --task; or write --tiny to check the machinery without either")
+    with progress() as say:
+        say("starting")
+        from smallbert import study as studies
+        from smallbert.arms import read_arms
+        from smallbert.measuring.card import MACHINERY_CHECK, RESULT
+        from smallbert.report.study import to_json, write_study
+
+        arms, setting = read_arms(recipes, names, vary)
+        asked = studies.Study(
+            model=model,
+            tasks=tuple(dict.fromkeys(name.strip() for name in (task or "").split(",") if name.strip())),
+            arms=arms,
+            seeds=numbers,
+            out=Path(out),
+            vary=setting,
+            named=names is not None,
+            split=split,
+            kind=MACHINERY_CHECK if tiny else RESULT,
+            keep_models=keep_models,
+            again=again,
+            command=COMMAND.get(),
+            device=device,
+            length=length,
+            examples=examples,
+            data=data,
+            columns={"text": text, "pair": pair, "label": label, "kind": kind},
+        )
+        say("reading the model and the data")
+        bench = studies.open_bench(asked, say.line)
+        if report_only:
+            results = studies.results_of(asked, bench)
+        else:
+            results = studies.run_study(asked, bench, jobs, say, say.line)
+        say("writing the report")
+        report = _report(asked, bench, results)
+        files = write_study(report, Path(out))
+        if json:
+            print_json({**to_json(report), "files": [str(path) for path in files]})
+        else:
+            _show(say, report, out, tiny)
+    if not any(result.score is not None for result in results):
+        raise typer.Exit(1)
+
+
+def _report(study: Study, bench: Bench, results: list[Any]) -> Report:
+    from smallbert.measuring.card import RESULT
+    from smallbert.report.study import About, make_report
+
+    tasks = {name: (task.metrics[0], task.kind, task.chance) for name, task in bench.tasks.items()}
+    arms = [(arm.name, arm.value, arm.recipe.key()) for arm in study.arms]
+    judged = study.kind == RESULT
+    return make_report(results, About(bench.start.name, study.split, study.command, tasks, arms, study.vary, judged))
+
+
+def _show(say: Progress, report: Report, out: str, tiny: bool) -> None:
+    from smallbert.cli.making import BANNER
+    from smallbert.report.sheets import render_sheet
+    from smallbert.report.study import troubles
+
+    say.show(*([BANNER] if tiny else []), *map(render_sheet, report.sheets))
+    for trouble in troubles(report):
+        say.line(trouble)
+    say.show(f"Tables, numbers and pictures are in {out}: study.md, study.json, *.png")
+    say.show(*report.sentences)

@@ -1,0 +1,291 @@
+"""Several pieces of work at a time: worker processes that outlive their jobs, and a parent that outlives its workers.
+
+A job is a list of pieces that one worker does in turn. A worker that dies takes no other with it: what it had not
+finished is tried once more at the end, alone. When the parent is gone, so are the workers.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from smallbert.errors import RunError, UserError
+
+Say = Callable[[str, int, int, str], None]
+Work = Callable[[Any, Say, int, str], Any]  # (piece, say, how many workers it has killed so far, how the last died)
+PATIENCE = 30.0  # seconds that a worker asked to stop has to save what it does
+PAUSE = 0.3  # seconds between two messages on how far a worker is
+MPS = "nvidia-cuda-mps-control"
+MPS_FOLDERS = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
+
+
+class WorkerLost(Exception):
+    """Raised by work to say that its process cannot be used any more, and whether it was short of memory."""
+
+    def __init__(self, why: str, memory: bool = False):
+        super().__init__(why, memory)
+        self.why, self.memory = why, memory
+
+
+@dataclass(frozen=True)
+class Job:
+    """Pieces for one worker; `deaths` is how many workers its first piece has killed, `why` how the last one died."""
+
+    pieces: tuple[Any, ...]
+    deaths: int = 0
+    why: str = ""
+
+
+@dataclass
+class _Worker:
+    process: Any
+    pipe: Connection
+    ready: bool = False
+    job: Job | None = None
+    done: int = 0
+    said: tuple[str, int, int, str] = ("starting", 0, 0, "")
+    lost: WorkerLost | None = None  # what it said before it went
+
+
+@dataclass
+class _Crew:
+    """What a round of work is about."""
+
+    prepare: Callable[[], Work]
+    finished: Callable[[Any, Any], None]
+    show: Callable[[list[tuple[Any, tuple[str, int, int, str]]]], None]
+    waiting: list[Job] = field(default_factory=list)
+    lost: list[Job] = field(default_factory=list)
+    workers: list[_Worker] = field(default_factory=list)
+
+
+def run_jobs(
+    jobs: Sequence[Sequence[Any]],
+    prepare: Callable[[], Work],
+    workers: int,
+    finished: Callable[[Any, Any], None],
+    show: Callable[[list[tuple[Any, tuple[str, int, int, str]]]], None] = lambda running: None,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Do all pieces of all jobs in worker processes.
+
+    Each worker calls `prepare` once (it must be picklable) and what that gives for every piece. In the parent,
+    `finished(piece, result)` is called after each, and `show` with [(piece, (stage, done, total, info))] of those that
+    run. A piece that killed two workers is handed out once more, with `deaths` 2, to be recorded instead of done.
+    """
+    waiting = [Job(tuple(pieces)) for pieces in jobs if pieces]
+    with _stopping_politely(), _in_environment(environment or {}):
+        while waiting:
+            crew = _Crew(prepare, finished, show, waiting)
+            try:
+                _do_round(crew, min(workers, len(waiting)))
+            finally:
+                _dismiss(crew.workers)
+            waiting, workers = crew.lost, 1
+
+
+def _do_round(crew: _Crew, size: int) -> None:
+    """Hand out all that waits; a dead worker is replaced, unless memory seems to be what it died of."""
+    crew.workers = [_start(crew.prepare) for _ in range(size)]
+    while crew.waiting or any(worker.job for worker in crew.workers):
+        if not crew.workers:
+            crew.workers = [_start(crew.prepare)]
+        for worker in [worker for worker in crew.workers if worker.ready and worker.job is None]:
+            if crew.waiting:
+                worker.job, worker.done, worker.said = crew.waiting.pop(0), 0, ("starting", 0, 0, "")
+                with suppress(OSError):  # it died just now; its end is seen below
+                    worker.pipe.send(worker.job)
+        handles = [handle for worker in crew.workers for handle in (worker.pipe, worker.process.sentinel)]
+        woken = wait(handles, timeout=1.0)
+        for worker in list(crew.workers):
+            if worker.pipe in woken or worker.process.sentinel in woken:
+                alive = worker.process.is_alive()  # asked first: what it sent before it ended is then all there
+                _listen(worker, crew)
+                if not alive:
+                    _bury(worker, crew)
+        crew.show([(worker.job.pieces[worker.done], worker.said) for worker in crew.workers if worker.job])
+
+
+def _listen(worker: _Worker, crew: _Crew) -> None:
+    """Take in all that a worker has sent."""
+    while worker.pipe.poll():
+        try:
+            word, what = worker.pipe.recv()
+        except (EOFError, OSError):  # the end, or a message cut off by a kill
+            return
+        if word == "ready":
+            worker.ready = True
+        elif word == "say":
+            worker.said = what
+        elif word == "done":
+            assert worker.job is not None
+            piece = worker.job.pieces[worker.done]
+            worker.done += 1
+            worker.job = worker.job if worker.done < len(worker.job.pieces) else None
+            crew.finished(piece, what)
+        elif word == "lost":
+            worker.lost = what
+        else:  # something that would stop every other run too, such as a full disk
+            raise what
+
+
+def _bury(worker: _Worker, crew: _Crew) -> None:
+    """Put what a dead worker had not finished aside, to be tried alone, and see that somebody takes its place."""
+    crew.workers.remove(worker)
+    worker.process.join()
+    code = worker.process.exitcode
+    if worker.job is None:
+        if not worker.ready and not crew.workers:
+            raise RunError(f"a worker process ended while it started (exit code {code}); try --jobs 1")
+        return
+    killed = code == -signal.SIGKILL  # which is what a system short of memory does
+    lost = worker.lost or WorkerLost(f"signal {-code}" if code < 0 else f"exit code {code}", memory=killed)
+    deaths = 1 + (worker.job.deaths if worker.done == 0 else 0)
+    if deaths > 2:
+        raise RunError(f"a worker process ended ({lost.why}) while it wrote down that a run had failed")
+    crew.lost.append(Job(worker.job.pieces[worker.done :], deaths, lost.why))
+    if crew.waiting and not lost.memory:
+        crew.workers.append(_start(crew.prepare))
+
+
+def _start(prepare: Callable[[], Work]) -> _Worker:
+    spawn = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=_serve, args=(prepare, theirs))
+    process.start()
+    theirs.close()  # so that its end is the end of the pipe
+    return _Worker(process, ours)
+
+
+def _dismiss(workers: list[_Worker]) -> None:
+    """Ask all workers to stop, which lets them save what they do, and make them if they do not."""
+    for worker in workers:
+        worker.process.terminate()
+    end = time.monotonic() + PATIENCE
+    for worker in workers:
+        worker.process.join(max(0.0, end - time.monotonic()))
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        worker.pipe.close()
+    workers.clear()
+
+
+def _serve(prepare: Callable[[], Work], pipe: Connection) -> None:
+    """What a worker does: prepare once, then one job after the other."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if hasattr(os, "setsid"):
+        os.setsid()  # Ctrl-C goes to the parent alone, which asks the workers to stop, once
+    last, stage = 0.0, ""
+
+    def say(*what: Any) -> None:
+        nonlocal last, stage
+        now = time.monotonic()
+        if what[0] != stage or now - last > PAUSE:
+            last, stage = now, what[0]
+            pipe.send(("say", what))
+
+    import warnings
+
+    warnings.simplefilter("ignore")  # of libraries, to programmers; the parent's screen is not theirs
+    with suppress(KeyboardInterrupt, EOFError, BrokenPipeError):  # asked to stop, or nobody is there any more
+        try:
+            work = prepare()
+            pipe.send(("ready", None))
+            while True:
+                job = pipe.recv()
+                for piece in job.pieces:
+                    pipe.send(("done", work(piece, say, job.deaths, job.why)))
+                    job = replace(job, deaths=0, why="")
+        except BrokenPipeError:
+            raise
+        except (WorkerLost, MemoryError) as error:
+            pipe.send(("lost", error if isinstance(error, WorkerLost) else WorkerLost("not enough memory", True)))
+        except (UserError, RunError) as error:
+            pipe.send(("error", error))
+        except Exception as error:
+            pipe.send(("error", RunError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@contextmanager
+def _stopping_politely() -> Iterator[None]:
+    """Let a polite kill of the parent stop the workers as Ctrl-C does."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    mine = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, stop) if mine else None
+    try:
+        yield
+    finally:
+        if mine:
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _in_environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for the processes that are started meanwhile."""
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def shared_gpu(wanted: bool = True) -> Iterator[dict[str, str]]:
+    """Environment variables under which processes run on one GPU at once instead of in turns, where that can be had.
+
+    Measured on one H200: six processes take 302 steps a second under this daemon (MPS), 162 without it.
+    """
+    folder, guard = None, None
+    try:
+        if wanted and shutil.which(MPS) and MPS_FOLDERS[0] not in os.environ:
+            folder = tempfile.mkdtemp(prefix="smallbert-mps-")
+            guard = _start_mps(folder)
+        yield dict.fromkeys(MPS_FOLDERS, folder) if guard and folder else {}
+    finally:
+        if guard is not None:
+            guard.stdin.close()  # type: ignore[union-attr]
+            with suppress(subprocess.TimeoutExpired):
+                guard.wait(PATIENCE)
+        elif folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_mps(folder: str) -> subprocess.Popen[bytes] | None:
+    """Start the daemon and a guard, which ends it when this process closes the guard's input or is gone."""
+    environment = {**os.environ, **dict.fromkeys(MPS_FOLDERS, folder)}
+    silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment}
+    try:
+        started = subprocess.run([MPS, "-d"], stdin=subprocess.DEVNULL, timeout=PATIENCE, **silent)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if started.returncode != 0:
+        return None
+    script = f'read line; echo quit | {MPS}; rm -rf "$0"'
+    return subprocess.Popen(["sh", "-c", script, folder], stdin=subprocess.PIPE, start_new_session=True, **silent)

@@ -1,0 +1,273 @@
+"""What the runs of a study say: each arm on its own, every two arms against each other, and who gets there sooner."""
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from smallbert.measuring.statistics import (
+    Crossing,
+    Mean,
+    first_reached,
+    fisher_exact,
+    mean_of,
+    sign_flip,
+    t_tail,
+    wilson_interval,
+)
+
+ENDS = ("ok", "diverged")  # how a run ends that was not prevented from ending
+BEYOND = 2.0  # standard errors from which on a difference is marked
+
+
+class Result(NamedTuple):
+    """How one run ended: ok, diverged, failed, or not run (yet)."""
+
+    task: str
+    arm: str
+    value: Any
+    seed: int
+    status: str
+    score: float | None = None
+    why: str | None = None
+    seconds: float | None = None
+
+
+class Cell(NamedTuple):
+    """All runs of one arm on one task, and at one value where a setting is varied."""
+
+    task: str
+    arm: str
+    value: Any
+    runs: tuple[Result, ...]
+
+    def scores(self, survivors: bool = False) -> dict[int, float]:
+        """Seed -> score of the runs that have one; of survivors, those that did not diverge."""
+        known = ENDS[:1] if survivors else ENDS
+        return {run.seed: run.score for run in self.runs if run.status in known and run.score is not None}
+
+    @property
+    def survivors(self) -> Mean:
+        """The mean over runs that went well."""
+        return mean_of(self.scores(survivors=True).values())
+
+    @property
+    def all(self) -> Mean:
+        """The mean over runs with a score, diverged ones with the score they really have."""
+        return mean_of(self.scores().values())
+
+    def count(self, *statuses: str) -> int:
+        """How many runs ended so."""
+        return sum(run.status in statuses for run in self.runs)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the share that diverges; None where no run has ended."""
+        ended = self.count(*ENDS)
+        return wilson_interval(self.count("diverged"), ended) if ended else None
+
+
+class Pair(NamedTuple):
+    """One arm against another: `other` minus `one` throughout."""
+
+    one: Cell
+    other: Cell
+    survivors: float | None  # difference of means
+    all: float | None
+    fisher: float | None  # p that both diverge equally often
+    paired: Mean  # over seeds where both have a score
+    flips: float | None  # p of those differences
+    paired_survivors: Mean  # over seeds where neither diverged
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether the survivors' paired difference is more than two of its standard errors from zero."""
+        value, error = self.paired_survivors.value, self.paired_survivors.error
+        return value is not None and error is not None and abs(value) > BEYOND * error
+
+
+def gather(results: Iterable[Result]) -> list[Cell]:
+    """The runs by task, value and arm, in the order in which these came."""
+    cells: dict[tuple[str, str, Any], list[Result]] = {}
+    for result in results:
+        cells.setdefault((result.task, result.arm, result.value), []).append(result)
+    return [Cell(task, arm, value, tuple(runs)) for (task, arm, value), runs in cells.items()]
+
+
+def pair_up(cells: Sequence[Cell]) -> list[Pair]:
+    """Every two arms of the same task and value, the one named first as the one compared with."""
+    places = dict.fromkeys((cell.task, cell.value) for cell in cells)
+    return [
+        compare_cells(one, other)
+        for place in places
+        for one, other in combinations([cell for cell in cells if (cell.task, cell.value) == place], 2)
+    ]
+
+
+def compare_cells(one: Cell, other: Cell) -> Pair:
+    """All that can be said about two arms."""
+    ended = [cell.count(*ENDS) for cell in (one, other)]
+    diverged = [cell.count("diverged") for cell in (one, other)]
+    fisher = fisher_exact(diverged[0], ended[0], diverged[1], ended[1]) if all(ended) else None
+    paired = _paired(one, other, survivors=False)
+    return Pair(
+        one,
+        other,
+        _minus(other.survivors.value, one.survivors.value),
+        _minus(other.all.value, one.all.value),
+        fisher,
+        mean_of(paired),
+        sign_flip(paired),
+        mean_of(_paired(one, other, survivors=True)),
+    )
+
+
+def _paired(one: Cell, other: Cell, survivors: bool) -> list[float]:
+    ours, theirs = one.scores(survivors), other.scores(survivors)
+    return [theirs[seed] - ours[seed] for seed in ours if seed in theirs]
+
+
+def _minus(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
+
+
+def marks_by_chance(pairs: Iterable[Pair]) -> float:
+    """How many of these would be marked if no arm differed: with few seeds two standard errors are soon passed."""
+    return sum(t_tail(BEYOND, pair.paired_survivors.n - 1) for pair in pairs if pair.paired_survivors.n > 1)
+
+
+class Convergence(NamedTuple):
+    """How much sooner one arm reaches the plateau of another, which is the other's mean at the largest value."""
+
+    task: str
+    one: str
+    other: str
+    plateau: Mean
+    one_at: Crossing | None
+    other_at: Crossing | None
+
+    @property
+    def factor(self) -> float | None:
+        """How many times as long `one` takes; None where one never gets there."""
+        return None if self.one_at is None or self.other_at is None else self.one_at.x / self.other_at.x
+
+    @property
+    def sentence(self) -> str:
+        """All of it in words."""
+        if self.plateau.value is None or self.one_at is None:
+            return f"{self.task}: {self.one} has no plateau, since no run at the largest number of epochs went well."
+        error = ", one seed" if self.plateau.error is None else f" ± {self.plateau.error:.1f}"
+        start = f"{self.task}: {self.other} reaches {self.one}'s plateau ({self.plateau.value:.1f}{error})"
+        if self.other_at is None:
+            return f"{start} never within the range, {self.one} after {_epochs(self.one_at)}."
+        bound = {(True, False): "at most ", (False, True): "at least "}.get(
+            (self.one_at.at_most, self.other_at.at_most)
+        )
+        both = self.one_at.at_most and self.other_at.at_most
+        factor = "no factor, since both are there at the first" if both else f"factor {bound or ''}{self.factor:.2f}"
+        return f"{start} after {_epochs(self.other_at)}, {self.one} after {_epochs(self.one_at)}: {factor}."
+
+
+def _epochs(crossing: Crossing) -> str:
+    return f"{'at most ' if crossing.at_most else ''}{crossing.x:.3g} epochs"
+
+
+def find_convergence(cells: Sequence[Cell]) -> list[Convergence]:
+    """For every two arms of a task, how soon each reaches the first one's plateau less its standard error."""
+    found = []
+    for task in dict.fromkeys(cell.task for cell in cells):
+        lines: dict[str, list[Cell]] = {}
+        for cell in cells:
+            if cell.task == task:
+                lines.setdefault(cell.arm, []).append(cell)
+        for one, other in combinations(lines, 2):
+            plateau = max(lines[one], key=lambda cell: float(cell.value)).survivors
+            height = math.inf if plateau.value is None else plateau.value - (plateau.error or 0.0)
+            reached = [first_reached(_line(lines[arm]), height) for arm in (one, other)]
+            found.append(Convergence(task, one, other, plateau, *reached))
+    return found
+
+
+def _line(cells: Sequence[Cell]) -> list[tuple[float, float]]:
+    return [(float(cell.value), cell.survivors.value) for cell in cells if cell.survivors.value is not None]
+
+
+def conclude(cells: Sequence[Cell], setting: str | None = None) -> str:
+    """What a study found, in plain words."""
+    tasks = list(dict.fromkeys(cell.task for cell in cells))
+    if setting is not None:  # where a setting is varied, its last value speaks
+        values = list(dict.fromkeys(cell.value for cell in cells))
+        last = max(values) if are_numbers(values) else values[-1]
+        cells = [cell for cell in cells if cell.value == last]
+    said = _on_many(cells, tasks) if len(tasks) > 1 else _on_one(cells)
+    absent = sum(cell.count("failed", "not run") for cell in cells)
+    said += f"; {absent} of {sum(len(cell.runs) for cell in cells)} runs failed or were not run" if absent else ""
+    return f"{'' if setting is None else f'at {setting} = {last}: '}{said}."
+
+
+def _on_one(cells: Sequence[Cell]) -> str:
+    said = [f"{cell.arm}: {_scored(cell)}" for cell in cells]
+    for cell in cells[1:]:
+        pair, against = compare_cells(cells[0], cell), f" {cell.arm} against {cells[0].arm}" if len(cells) > 2 else ""
+        if cells[0].count("diverged") + cell.count("diverged") and pair.fisher is not None:
+            said.append(f"Fisher's exact p{against} = {p_value(pair.fisher)}")
+        elif pair.paired.error is not None and pair.paired.value is not None and pair.flips is not None:
+            error = f"{pair.paired.value:+.2f} ± {pair.paired.error:.2f} over {pair.paired.n} paired seeds"
+            said.append(f"difference{against} {error} (standard error; p = {p_value(pair.flips)})")
+    return "; ".join(said)
+
+
+def _scored(cell: Cell) -> str:
+    ended = cell.count(*ENDS)
+    return f"{brief(cell.all)} ({cell.count('diverged')} of {ended} diverged)" if ended else "no run came to an end"
+
+
+def _on_many(cells: Sequence[Cell], tasks: Sequence[str]) -> str:
+    arms, said = list(dict.fromkeys(cell.arm for cell in cells)), []
+    of = {(cell.task, cell.arm): cell for cell in cells}
+    for arm in arms[1:]:
+        pairs = [compare_cells(of[task, arms[0]], of[task, arm]) for task in tasks]
+        sides = {word: [p for p in pairs if p.is_beyond and sign * (p.paired_survivors.value or 0) > 0]
+                 for word, sign in (("better", 1), ("worse", -1))}  # fmt: skip
+        counts = [
+            f"{word} on {len(own)}" + (f" ({', '.join(_gain(p) for p in own)})" if own else "")
+            for word, own in sides.items()
+        ]
+        tested = sum(pair.paired_survivors.n > 1 for pair in pairs)
+        chance = f"of {tested} that could be tested about {marks_by_chance(pairs):.1f} would be so by chance alone"
+        said.append(f"{arm} is {' and '.join(counts)} of {len(tasks)} tasks than {arms[0]}, beyond two standard errors")
+        said.append(chance)
+    runs = {arm: [run for cell in cells if cell.arm == arm for run in cell.runs] for arm in arms}
+    whole = [Cell("", arm, None, tuple(own)) for arm, own in runs.items()]
+    if any(cell.count("diverged") for cell in whole):
+        said.append(", ".join(f"{c.arm}: {c.count('diverged')} of {c.count(*ENDS)} diverged" for c in whole))
+    return "; ".join(said) or f"{arms[0]} on {len(tasks)} tasks"
+
+
+def _gain(pair: Pair) -> str:
+    return f"{pair.one.task} {pair.paired_survivors.value:+.1f}"
+
+
+def are_numbers(values: Iterable[Any]) -> bool:
+    """Whether values can stand on an axis."""
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def brief(mean: Mean, digits: int = 1) -> str:
+    """A mean and its standard deviation as text.
+
+    >>> brief(Mean(85.23, 0.61, 10))
+    '85.2 ± 0.6'
+    """
+    if mean.value is None:
+        return "none"
+    return f"{mean.value:.{digits}f}" + ("" if mean.sd is None else f" ± {mean.sd:.{digits}f}")
+
+
+def p_value(p: float) -> str:
+    """A probability with as many digits as it is worth.
+
+    >>> p_value(0.000714), p_value(0.0625)
+    ('0.0007', '0.062')
+    """
+    return "< 0.0001" if p < 0.0001 else f"{p:.4f}" if p < 0.001 else f"{p:.3f}"

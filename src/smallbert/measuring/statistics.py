@@ -1,0 +1,128 @@
+"""What few runs can tell: means, intervals and exact tests, in plain Python."""
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from statistics import NormalDist, fmean, stdev
+from typing import NamedTuple
+
+Z = NormalDist().inv_cdf(0.975)  # a 95 % interval reaches so many standard errors to each side
+EXACT = 14  # up to so many pairs every way to flip their signs is tried
+FLIPS = 20_000  # with more pairs, so many ways are drawn
+
+
+class Mean(NamedTuple):
+    """A mean, the standard deviation over what it was taken of (None for fewer than two), and how many those were."""
+
+    value: float | None
+    sd: float | None
+    n: int
+
+    @property
+    def error(self) -> float | None:
+        """The standard error of the mean."""
+        return None if self.sd is None else self.sd / math.sqrt(self.n)
+
+
+def mean_of(values: Iterable[float]) -> Mean:
+    """The mean of some numbers, which may be none.
+
+    >>> mean_of([84.0, 86.0])
+    Mean(value=85.0, sd=1.4142135623730951, n=2)
+    """
+    values = list(values)
+    return Mean(fmean(values) if values else None, stdev(values) if len(values) > 1 else None, len(values))
+
+
+def wilson_interval(count: float, n: int, z: float = Z) -> tuple[float, float]:
+    """The 95 % interval of a share, which stays inside 0 to 1 and is never empty.
+
+    >>> wilson_interval(8, 10)
+    (0.490..., 0.943...)
+    """
+    share, squared = count / n, z * z / n
+    middle = (share + squared / 2) / (1 + squared)
+    half = z / (1 + squared) * math.sqrt(share * (1 - share) / n + squared / (4 * n))
+    return max(min(middle - half, share), 0.0), min(max(middle + half, share), 1.0)  # rounding may pass the ends
+
+
+def fisher_exact(one: int, of_one: int, other: int, of_other: int) -> float:
+    """Two-sided p of Fisher's exact test: are `one` of `of_one` and `other` of `of_other` draws of the same share?
+
+    >>> fisher_exact(8, 10, 0, 10)
+    0.000714...
+    """
+    both, whole = one + other, of_one + of_other
+
+    def ways(count: int) -> int:
+        return math.comb(of_one, count) * math.comb(of_other, both - count)
+
+    counts = range(max(0, both - of_other), min(both, of_one) + 1)
+    return sum(ways(count) for count in counts if ways(count) <= ways(one)) / math.comb(whole, both)
+
+
+def sign_flip(differences: Sequence[float]) -> float | None:
+    """Two-sided p that paired differences are zero in the middle: how often do random signs give as large a sum?
+
+    Exact up to 14 pairs; the smallest p that n pairs can give is 2 / 2**n, 0.0625 for five.
+
+    >>> sign_flip([1.0, 2.0, 3.0])
+    0.25
+    """
+    n = len(differences)
+    if not n:
+        return None
+    least = abs(sum(differences)) * (1 - 1e-9)  # sums of the same numbers in another order differ in the last digit
+    if n > EXACT:
+        draw = random.Random(0)
+        hits = sum(_flipped(differences, draw.getrandbits(n)) >= least for _ in range(FLIPS))
+        return (hits + 1) / (FLIPS + 1)
+    return sum(_flipped(differences, signs) >= least for signs in range(2**n)) / 2**n
+
+
+def _flipped(differences: Sequence[float], signs: int) -> float:
+    return abs(sum(-value if signs >> place & 1 else value for place, value in enumerate(differences)))
+
+
+def t_tail(t: float, freedom: int) -> float:
+    """How probable it is that Student's t is farther from zero than this, to either side (a finite sum, exact).
+
+    >>> t_tail(2.0, 4)
+    0.116...
+    """
+    angle = math.atan(abs(t) / math.sqrt(freedom))
+    cosine, sine, term = math.cos(angle), math.sin(angle), 1.0
+    inside = 0.0
+    if freedom % 2:
+        term = cosine
+        for step in range(1, (freedom - 1) // 2 + 1):
+            inside += term
+            term *= cosine * cosine * 2 * step / (2 * step + 1)
+        return 1 - 2 / math.pi * (angle + sine * inside)
+    for step in range(1, freedom // 2 + 1):
+        inside += term
+        term *= cosine * cosine * (2 * step - 1) / (2 * step)
+    return 1 - sine * inside
+
+
+class Crossing(NamedTuple):
+    """Where a line first reaches a height; `at_most` where it was there at its first point already."""
+
+    x: float
+    at_most: bool
+
+
+def first_reached(points: Sequence[tuple[float, float]], height: float) -> Crossing | None:
+    """The smallest x at which straight lines through the points reach a height; None if they never do.
+
+    >>> first_reached([(2, 80.0), (4, 84.0), (8, 85.0)], 82.0)
+    Crossing(x=3.0, at_most=False)
+    """
+    points = sorted(points)
+    if points and points[0][1] >= height:
+        return Crossing(points[0][0], True)
+    for (x, y), (next_x, next_y) in pairwise(points):
+        if next_y >= height:
+            return Crossing(x + (next_x - x) * (height - y) / (next_y - y), False)
+    return None

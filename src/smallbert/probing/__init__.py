@@ -1,0 +1,1 @@
+"""Probing: where a frozen model keeps what a task asks for."""

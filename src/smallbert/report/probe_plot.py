@@ -1,0 +1,136 @@
+"""The picture of a probe: tasks down, layers across, the darker the more a layer knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smallbert.errors import UserError
+from smallbert.report.plot import COLOURS, _font
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+CELL, HIGH = 0.46, 0.36  # inches
+LEFT, RIGHT, TITLE, FOOT = 1.15, 0.75, 0.62, 0.42
+WIDEST = 13.0
+PALE = 0.55  # of the way to full colour; above this numbers are written light on dark
+
+
+def draw(result: dict[str, Any]) -> Figure:
+    """Draw the frozen scores of every layer, and below them the shares of the mixture, where they were computed."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError("a picture needs matplotlib; run: pip install -c constraints.txt -e '.[report]'") from error
+    panels = [panel for part, panel in (("layers", _scores), ("mixture", _shares)) if part in result["parts"]]
+    tasks, depth = result["tasks"], result["layers"] + 1
+    cell = min(CELL, (WIDEST - LEFT - RIGHT) / depth)
+    wide = LEFT + RIGHT + cell * depth
+    each = TITLE + HIGH * len(tasks) + FOOT
+    figure = Figure(figsize=(wide, each * len(panels) + 0.45), dpi=100, facecolor=COLOURS["paper"])
+    FigureCanvasAgg(figure)
+    tall = figure.get_figheight()
+    _write(figure.text, 0.12 / wide, 1 - 0.3 / tall, f"What the layers of {result['model']} know", 12.5, weight="bold")
+    for place, panel in enumerate(panels):
+        bottom = tall - 0.45 - place * each - TITLE - HIGH * len(tasks)
+        axes = figure.add_axes((LEFT / wide, bottom / tall, cell * depth / wide, HIGH * len(tasks) / tall))
+        panel(axes, result, cell)
+    return figure
+
+
+def _scores(axes: Axes, result: dict[str, Any], cell: float) -> None:
+    rows = [[layer["score"]["value"] for layer in entry["layers"]["layers"]] for entry in result["tasks"]]
+    values = np.array(rows)
+    low = np.array([[entry["chance"]] for entry in result["tasks"]])
+    high = values.max(1, keepdims=True)
+    known = ((values - low) / np.where(high > low, high - low, 1)).clip(0, 1)
+    # Squared, since layers differ most near the top; chance stays pale and the best full.
+    _grid(axes, result, known**2, [[f"{value:.0f}" for value in row] for row in rows], "accent", cell)
+    for row, entry in enumerate(result["tasks"]):
+        _box(axes, entry["layers"]["best"], row)
+        _write(axes.text, values.shape[1] - 0.35, row, f"{entry['chance']:.0f}", 8.5, "muted", va="center")
+    _write(axes.text, values.shape[1] - 0.35, -0.62, "chance", 8.5, "muted", va="bottom")
+    how = "first token" if result["pool"] == "first" else "mean over tokens"
+    _heading(axes, "Score of a linear probe on each layer", f"frozen, {how}; pale is chance, full the best of the row")
+
+
+def _shares(axes: Axes, result: dict[str, Any], cell: float) -> None:
+    found = [entry["mixture"]["plain"] for entry in result["tasks"]]
+    shares = 100 * np.array([each["shares"] for each in found])
+    written = [[f"{share:.0f}" for share in row] for row in shares]
+    _grid(axes, result, shares / shares.max(), written, "ink", cell)
+    for row, each in enumerate(found):
+        centre, sure = each["gravity"]["mean"], each["says"] is None
+        axes.plot(
+            centre,
+            row + 0.36,
+            marker="^",
+            markersize=6,
+            color=COLOURS["accent"] if sure else COLOURS["paper"],
+            markeredgecolor=COLOURS["accent"],
+            markeredgewidth=0.8,
+            clip_on=False,
+            zorder=5,
+        )
+        _write(axes.text, shares.shape[1] - 0.35, row, f"{each['bits']['mean']:.2f}", 8.5, "muted", va="center")
+    _write(axes.text, shares.shape[1] - 0.35, -0.62, "K bits", 8.5, "muted", va="bottom")
+    hollow = "; hollow where K is near 0 and it means nothing" if any(each["says"] for each in found) else ""
+    _heading(axes, "Share of each layer in a learned mixture, percent", f"triangle: centre of gravity{hollow}")
+
+
+def _grid(
+    axes: Axes, result: dict[str, Any], shade: np.ndarray, cells: list[list[str]], role: str, wide: float
+) -> None:
+    """Coloured cells with numbers in them, tasks on the left, layer numbers below."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    colours = LinearSegmentedColormap.from_list("probe", [COLOURS["paper"], COLOURS[role]])
+    axes.pcolormesh(
+        np.arange(shade.shape[1] + 1) - 0.5,
+        np.arange(shade.shape[0] + 1) - 0.5,
+        0.04 + 0.9 * shade,
+        cmap=colours,
+        vmin=0,
+        vmax=1,
+        edgecolors=COLOURS["paper"],
+        linewidth=1.5,
+    )
+    axes.set_xlim(-0.5, shade.shape[1] - 0.5)
+    axes.set_ylim(shade.shape[0] - 0.5, -0.5)
+    size = 9.0 if wide > 0.4 else 7.5
+    for row, texts in enumerate(cells):
+        for place, text in enumerate(texts):
+            colour = "paper" if shade[row, place] > PALE else "ink"
+            _write(axes.text, place, row, text, size, colour, ha="center", va="center")
+    axes.set_xticks(range(shade.shape[1]), ["emb", *map(str, range(1, shade.shape[1]))])
+    axes.set_yticks(range(shade.shape[0]), [_short(entry["task"]) for entry in result["tasks"]])
+    axes.tick_params(length=0, pad=5, labelsize=9, colors=COLOURS["ink"], labelfontfamily=_font())
+    axes.tick_params(axis="x", colors=COLOURS["muted"])
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
+def _box(axes: Axes, place: int, row: int) -> None:
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(
+        Rectangle((place - 0.47, row - 0.45), 0.94, 0.9, fill=False, edgecolor=COLOURS["ink"], linewidth=1.6, zorder=4)
+    )
+
+
+def _heading(axes: Axes, title: str, below: str) -> None:
+    inch = 1 / HIGH
+    _write(axes.text, -0.5, -0.5 - 0.34 * inch, title, 10, "ink", weight="bold")
+    _write(axes.text, -0.5, -0.5 - 0.12 * inch, below, 8.5, "muted")
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 14 else name[:13] + "…"
+
+
+def _write(text: Any, x: float, y: float, words: str, size: float, role: str = "ink", **look: Any) -> None:
+    text(x, y, words, fontsize=size, color=COLOURS[role], fontfamily=_font(), parse_math=False, **look)

@@ -1,0 +1,149 @@
+"""The report of a study: all its tables, as Markdown, as JSON with every number, and pictures."""
+
+import re
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from smallbert.files import write_json, write_text
+from smallbert.measuring.findings import (
+    ENDS,
+    Cell,
+    Convergence,
+    Pair,
+    Result,
+    are_numbers,
+    conclude,
+    find_convergence,
+    gather,
+    pair_up,
+)
+from smallbert.report.convergence import draw_study, write_picture
+from smallbert.report.sheets import About, Sheet, pairs_sheet, seeds_sheet, tasks_sheet, varied_sheet
+
+
+class Report(NamedTuple):
+    """All that a study says."""
+
+    about: About
+    cells: list[Cell]
+    pairs: list[Pair]
+    convergence: list[Convergence]
+    sheets: list[Sheet]
+    sentences: list[str]
+
+
+def make_report(results: Sequence[Result], about: About) -> Report:
+    """Everything there is to say about the runs of a study."""
+    cells, setting = gather(results), about.setting
+    values = list(dict.fromkeys(cell.value for cell in cells))
+    pairs = pair_up(cells)
+    sheets = [
+        seeds_sheet([c for c in cells if (c.task, c.value) == (task, value)], about)
+        for task in about.tasks
+        for value in values
+    ]
+    if setting is not None:
+        sheets += [varied_sheet([c for c in cells if c.task == task], setting) for task in about.tasks]
+    if pairs:
+        sheets.append(pairs_sheet(pairs, setting, len(about.tasks) > 1))
+    if len(about.tasks) > 1:
+        sheets += [tasks_sheet([c for c in cells if c.value == value], setting) for value in values]
+    by_epochs = setting is not None and setting.split(".")[-1] == "epochs" and len(values) > 1 and are_numbers(values)
+    convergence = find_convergence(cells) if by_epochs else []
+    return Report(
+        about, cells, pairs, convergence, sheets, [*(c.sentence for c in convergence), conclude(cells, setting)]
+    )
+
+
+def to_markdown(report: Report, pictures: Sequence[str] = ()) -> str:
+    """The whole report as one page."""
+    about = report.about
+    names = list(dict.fromkeys(name for name, _, _ in about.arms))
+    parts = [f"# Study of {', '.join(names)}", *report.sentences]
+    if about.command:
+        parts.append(f"```bash\n{about.command}\n```")
+    facts = [f"- model: {about.model}", f"- scores on {about.split}, 0 to 100"]
+    facts += [
+        f"- {name}{'' if value is None else f', {about.setting} = {value}'}: `{recipe}`"
+        for name, value, recipe in about.arms
+    ]
+    parts.append("\n".join(facts))
+    parts += [f"![{name}]({name})" for name in pictures]
+    for sheet in report.sheets:
+        lines = [sheet.columns, ["---"] * len(sheet.columns), *sheet.rows]
+        table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+        parts += [f"## {sheet.title}", table, *("; ".join(sheet.notes),) * bool(sheet.notes)]
+    whys = troubles(report)
+    parts += ["## What did not go well", "\n".join(f"- {why}" for why in whys)] if whys else []
+    return "\n\n".join(parts) + "\n"
+
+
+def troubles(report: Report) -> list[str]:
+    """Every run that diverged, failed or is missing, those of one reason together."""
+    by_reason: dict[tuple[str, ...], list[int]] = {}
+    for run in (run for cell in report.cells for run in cell.runs if run.status != "ok"):
+        at = "" if run.value is None else f" at {run.value}"
+        by_reason.setdefault((run.task, f"{run.arm}{at}", run.status, run.why or ""), []).append(run.seed)
+    return [
+        f"{task}, {arm}, {status}{f': {why}' if why else ''} (seed {', '.join(map(str, seeds))})"
+        for (task, arm, status, why), seeds in by_reason.items()
+    ]
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """Every number of the report."""
+    about = report.about
+    return {
+        "study": 1,
+        "sentences": report.sentences,
+        **{name: getattr(about, name) for name in ("model", "split", "command", "setting")},
+        "tasks": {name: {"metric": metric, "kind": kind} for name, (metric, kind, _) in about.tasks.items()},
+        "arms": [{"name": name, "value": value, "recipe": recipe} for name, value, recipe in about.arms],
+        "runs": [run._asdict() for cell in report.cells for run in cell.runs],
+        "cells": [
+            {
+                **{name: getattr(cell, name) for name in ("task", "arm", "value")},
+                "survivors": cell.survivors._asdict(),
+                "all": cell.all._asdict(),
+                **{status.replace(" ", "_"): cell.count(status) for status in (*ENDS, "failed", "not run")},
+                "diverged_interval": cell.interval,
+            }
+            for cell in report.cells
+        ],
+        "pairs": [
+            {
+                **{"task": pair.one.task, "value": pair.one.value, "one": pair.one.arm, "other": pair.other.arm},
+                **{name: getattr(pair, name) for name in ("survivors", "all", "fisher", "flips", "is_beyond")},
+                **{name: _with_error(getattr(pair, name)) for name in ("paired", "paired_survivors")},
+            }
+            for pair in report.pairs
+        ],
+        "convergence": [
+            {
+                **{name: getattr(found, name) for name in ("task", "one", "other", "factor", "sentence")},
+                "plateau": _with_error(found.plateau),
+                **{name: at and at._asdict() for name, at in (("one_at", found.one_at), ("other_at", found.other_at))},
+            }
+            for found in report.convergence
+        ],
+    }
+
+
+def _with_error(mean: Any) -> dict[str, Any]:
+    return {**mean._asdict(), "error": mean.error}
+
+
+def write_study(report: Report, out: Path) -> list[Path]:
+    """Write study.md, study.json and a picture a task; gives their paths."""
+    pictures = []
+    for task, (metric, _, chance) in report.about.tasks.items():
+        cells = [cell for cell in report.cells if cell.task == task]
+        if find_spec("matplotlib") and sum(cell.all.n for cell in cells) > 1:
+            name = re.sub(r"[^\w-]+", "_", f"{task}-{report.about.setting or 'seeds'}").strip("_") + ".png"
+            write_picture(draw_study(cells, metric, report.about.setting, chance), out / name)
+            pictures.append(name)
+    write_json(out / "study.json", to_json(report))
+    write_text(out / "study.md", to_markdown(report, pictures))
+    return [out / name for name in ("study.md", "study.json", *pictures)]

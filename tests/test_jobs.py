@@ -1,0 +1,149 @@
+"""Worker processes: they may die, be stopped or be left alone, and everything is done or said to have failed."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from workers import broken, killed, prepare
+
+from smallbert.errors import RunError
+from smallbert.jobs import run_jobs, shared_gpu
+
+FAKE = """#!/bin/sh
+if [ "$1" = "-d" ]; then echo "start $CUDA_MPS_PIPE_DIRECTORY" >> {log}; exit {code}; fi
+while read line; do echo "$line" >> {log}; done
+"""
+
+
+def do(folder, jobs, workers=2, **settings):
+    results = {}
+    run_jobs(jobs, partial(prepare, folder), workers, lambda piece, said: results.update({piece[0]: said}), **settings)
+    return results
+
+
+def attempts(folder):
+    return sorted((folder / "attempts").read_text().split("\n")[:-1])
+
+
+def is_alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def wait_until(true, seconds: float = 60.0):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_workers_live_on_and_jobs_stay_together(tmp_path):
+    jobs = [[("a", ""), ("b", "")], [("c", "")], [("d", "")], []]
+    seen = []
+    results = do(tmp_path, jobs, show=seen.append, environment={"OMP_NUM_THREADS": "1"})
+    assert set(results) == set("abcd") and results["a"].split()[1] == results["b"].split()[1]
+    assert len(list(tmp_path.glob("worker-*"))) == 2
+    assert any(said[0] == "working" for running in seen for _, said in running)
+
+
+def test_what_kills_a_worker_is_tried_once_more_and_then_recorded(tmp_path):
+    jobs = [[("a", "dies"), ("b", "")], [("c", "dies once"), ("d", "")], [("e", "crashes")], [("f", "memory")]]
+    jobs += [[("g", "")], [("h", "")]]
+    results = do(tmp_path, jobs)
+    assert set(results) == set("abcdefgh")
+    assert attempts(tmp_path) == sorted(
+        ["a 0", "a 1", "a 2", "b 0", "c 0", "c 1", "d 0", "e 0", "e 1", "e 2", "f 0", "f 1", "g 0", "h 0"]
+    )
+    assert results["a"].endswith("signal 9") and results["e"].endswith("exit code 3")
+    assert results["f"].endswith("not enough memory") and results["b"].split()[2:] == []
+
+
+def test_what_stops_all_stops_all(tmp_path):
+    with pytest.raises(RunError, match="disk is full"):
+        do(tmp_path, [[("a", "full disk")], [("b", "sleeps")]])
+    workers = [int(path.name.split("-")[1]) for path in tmp_path.glob("worker-*")]
+    assert workers and not any(map(is_alive, workers))
+    with pytest.raises(RunError, match="model is gone"):
+        run_jobs([[1]], broken, 1, lambda *_: None)
+    with pytest.raises(RunError, match="while it started"):
+        run_jobs([[1]], killed, 1, lambda *_: None)
+
+
+@pytest.mark.parametrize("asking", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_stops_the_workers(tmp_path, asking):
+    before = signal.getsignal(signal.SIGTERM)
+
+    def interrupt():
+        wait_until(lambda: (tmp_path / "attempts").exists())
+        os.kill(os.getpid(), asking)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        do(tmp_path, [[("a", "sleeps")], [("b", "sleeps")]])
+    thread.join()
+    workers = [int(path.name.split("-")[1]) for path in tmp_path.glob("worker-*")]
+    assert workers and not any(map(is_alive, workers)) and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_no_worker_outlives_its_parent(tmp_path):
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from functools import partial; from pathlib import Path; from smallbert.jobs import run_jobs\n"
+        f"from workers import prepare\nwork = partial(prepare, Path({str(tmp_path)!r}))\n"
+        "run_jobs([[('a', 'sleeps')], [('b', 'sleeps')]], work, 2, lambda *_: None)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    wait_until(lambda: (tmp_path / "attempts").exists() and len(attempts(tmp_path)) == 2)
+    parent.kill()
+    parent.wait()
+    workers = [int(path.name.split("-")[1]) for path in tmp_path.glob("worker-*")]
+    assert len(workers) == 2
+    wait_until(lambda: not any(map(is_alive, workers)), 10.0)
+
+
+def fake_daemon(folder, monkeypatch, code=0):
+    program, log = folder / "nvidia-cuda-mps-control", folder / "log"
+    program.write_text(FAKE.format(log=log, code=code))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    return log
+
+
+def test_the_gpu_daemon_is_private_and_goes(tmp_path, monkeypatch):
+    log = fake_daemon(tmp_path, monkeypatch)
+    with shared_gpu() as environment:
+        folder = Path(environment["CUDA_MPS_PIPE_DIRECTORY"])
+        assert folder.is_dir() and log.read_text() == f"start {folder}\n"
+        assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+    assert log.read_text() == f"start {folder}\nquit\n" and not folder.exists()
+    with shared_gpu(wanted=False) as environment:
+        assert environment == {}
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/elsewhere")  # the user has one
+    with shared_gpu() as environment:
+        assert environment == {}
+    assert log.read_text().count("start") == 1
+
+
+def test_a_gpu_daemon_that_does_not_start_is_done_without(tmp_path, monkeypatch):
+    log = fake_daemon(tmp_path, monkeypatch, code=1)
+    with shared_gpu() as environment:
+        assert environment == {}
+    assert "quit" not in log.read_text() and not Path(log.read_text().split()[1]).exists()
+
+
+def test_the_gpu_daemon_does_not_outlive_a_killed_parent(tmp_path, monkeypatch):
+    log = fake_daemon(tmp_path, monkeypatch)
+    code = "import os\nfrom smallbert.jobs import shared_gpu\nwith shared_gpu(): os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
+    wait_until(lambda: "quit" in log.read_text(), 10.0)

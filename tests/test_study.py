@@ -1,0 +1,403 @@
+"""Studies: arms read as written, runs made once and in a fair order, stops survived, and reports that drop nothing."""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from toys import small, toy_task
+
+from smallbert import make, study
+from smallbert.arms import read_arms, read_vary, with_setting
+from smallbert.cli import main
+from smallbert.errors import UserError
+from smallbert.files import alone_in, write_json
+from smallbert.jobs import WorkerLost
+from smallbert.measuring.card import MACHINERY_CHECK, load_cards
+from smallbert.measuring.findings import Result, conclude, find_convergence, gather, marks_by_chance, pair_up
+from smallbert.model.encoder import fingerprint
+from smallbert.recipe import Recipe
+from smallbert.report.sheets import About, seeds_sheet
+from smallbert.report.study import make_report, to_json, to_markdown, troubles, write_study
+
+FIRST = "finetune(epochs=1, lr=1e-3, batch=16)"
+PLAIN, MIXED = f"{FIRST} | magnitude(0.5) + train(epochs=1)", f"{FIRST} | mix_layers | magnitude(0.5) + train(epochs=1)"
+
+
+# Arms.
+
+
+def test_arms_are_named_and_varied():
+    arms, setting = read_arms("finetune; mix_layers | finetune", "plain; mixture", "epochs=2,4.5,2")
+    assert setting == "epochs" and [(arm.name, arm.value) for arm in arms] == [
+        ("plain", 2),
+        ("mixture", 2),
+        ("plain", 4.5),
+        ("mixture", 4.5),
+    ]
+    assert arms[3].recipe == Recipe("mix_layers | finetune(epochs=4.5)")
+    arms, setting = read_arms("finetune | magnitude({0.1, 0.3}); quantize")
+    assert [arm.name for arm in arms] == ["finetune | magnitude(0.1)", "finetune | magnitude(0.3)", "quantize(8)"]
+    assert setting is None and all(arm.value is None for arm in arms)
+    assert read_vary("scope=local, global") == ("scope", ["local", "global"])
+
+
+def test_the_last_phase_that_has_a_setting_is_varied():
+    both = Recipe("finetune(epochs=1) | magnitude(0.5) + train(epochs=2)")
+    assert with_setting(both, "epochs", 7) == Recipe("finetune(epochs=1) | magnitude(0.5) + train(epochs=7)")
+    assert with_setting(both, "finetune.epochs", 7) == Recipe("finetune(epochs=7) | magnitude(0.5) + train(epochs=2)")
+    assert with_setting(both | Recipe("quantize"), "keep", 0.1)[1] == Recipe("magnitude(0.1) + train(epochs=2)")[0]
+    # What trains by default has settings too.
+    assert with_setting(Recipe("magnitude(0.5)"), "epochs", 7) == Recipe("magnitude(0.5) + train(epochs=7)")
+    assert with_setting(Recipe("magnitude(0.5)"), "keep", 0.1)[0][0] == Recipe("magnitude(0.1)")[0][0]
+
+
+@pytest.mark.parametrize(
+    "words, phrase",
+    [
+        (("finetune; finetune(epochs=3)",), "are the same recipe"),
+        (("finetune(epochs=2); finetune(epochs=4)", None, "epochs=2"), "are the same recipe"),
+        (("finetune", None, "epoch=2"), r"no method of .* it has finetune\.epochs, finetune\.lr"),
+        (("quantize; finetune", None, "epochs=2"), "no method of 'quantize"),
+        (("movement + train", None, "lr=1e-3"), r"write movement\.lr or train\.lr"),
+        (("finetune", None, "epochs"), "such as epochs=2,4,6"),
+        (("finetune", None, "epochs=-2"), "more than 0"),
+        (("finetune", "a; b"), "1 different names"),
+        (("finetune; quantize", "a; a"), "2 different names"),
+        ((" ; ",), "nothing to study"),
+    ],
+)
+def test_arms_that_cannot_be(words, phrase):
+    with pytest.raises(UserError, match=phrase):
+        read_arms(*words)
+
+
+# Running.
+
+
+@pytest.fixture(scope="module")
+def start():
+    encoder = small()
+    return make.Start(encoder, "small bert", fingerprint(encoder))
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """What was really trained, by the names of its methods."""
+    from smallbert import run
+
+    seen = []
+    real = run.train
+    names = lambda phase: " + ".join(sorted(method.name for method in phase.methods))  # noqa: E731
+    monkeypatch.setattr(run, "train", lambda phase, *rest: seen.append(names(phase)) or real(phase, *rest))
+    return seen
+
+
+def make_study(start, out, recipes, tasks=("classify",), seeds=(9, 25), names=None, vary=None, **settings):
+    arms, setting = read_arms(recipes, names, vary)
+    bench = study.Bench(start, {kind: toy_task(kind, 24) for kind in tasks})
+    settings = {"kind": MACHINERY_CHECK, "vary": setting, "named": names is not None, **settings}
+    return study.Study("", tuple(tasks), arms, tuple(seeds), out, **settings), bench
+
+
+def test_runs_go_seed_by_seed_and_share_beginnings(start, tmp_path, trained):
+    asked, bench = make_study(start, tmp_path, f"quantize; {PLAIN}; {MIXED}", names="a; b; c")
+    order = [(piece.seed, piece.arm) for job in study.plan(asked, bench) for piece in job]
+    assert order == [(9, 0), (9, 1), (9, 2), (25, 0), (25, 1), (25, 2)]
+    lines = []
+    results = study.run_study(asked, bench, line=lines.append)
+    assert trained == ["finetune", "magnitude + train", "magnitude + train"] * 2
+    assert [(result.arm, result.seed, result.status) for result in results] == [
+        (arm, seed, "ok") for arm in "abc" for seed in (9, 25)
+    ]
+    assert len(lines) == 6 and lines[0].startswith("1 of 6: classify, seed 9, a: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["cards"]  # no models, and nothing that is not needed
+    cards = load_cards(tmp_path, (MACHINERY_CHECK,))
+    assert len(cards) == 6 and {card["preset"] for card in cards} == set("abc")
+    for card in cards:
+        assert card["latency"] is None and "shared the machine" in card["missing"]["latency"]
+        assert card["bytes"]["total"] > 0 and card["macs"]["value"] > 0 and card["parameters"]["total"] > 0
+    alone = make.make_one(MIXED, start, bench.tasks["classify"], 9, tmp_path / "alone", kind=MACHINERY_CHECK, seconds=0)
+    (same,) = [card for card in cards if (card["seed"], card["preset"]) == (9, "c")]
+    assert same["scores"] == alone["scores"]  # a shared beginning changes nothing
+
+
+def test_finished_runs_are_not_made_again_and_failed_ones_only_if_asked(start, tmp_path, trained):
+    asked, bench = make_study(start, tmp_path, f"drop_layers(9) | {FIRST}; {FIRST}", seeds=[0])
+    first = study.run_study(asked, bench)
+    assert [result.status for result in first] == ["failed", "ok"] and "2 layers" in first[0].why
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+    assert study.run_study(asked, bench) == first and trained == ["finetune"]
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == before
+    study.run_study(replace(asked, again=True), bench)
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+    assert ["drop_layers" in path.name for path in after if after[path] != before[path]] == [True]
+    more, _ = make_study(start, tmp_path, f"drop_layers(9) | {FIRST}; {FIRST}", seeds=[0, 1])
+    assert [result.status for result in study.results_of(more, bench)] == ["failed", "not run", "ok", "not run"]
+
+
+def test_other_kinds_splits_and_kept_models(start, tmp_path):
+    asked, bench = make_study(
+        start, tmp_path, FIRST, ("regress", "answer"), seeds=[3], keep_models=True, split="test", length=16
+    )
+    for name, task in bench.tasks.items():
+        bench.tasks[name] = replace(task, splits={**task.splits, "test": task.split("dev").take(range(6))})
+    results = study.run_study(asked, bench)
+    assert [(result.task, result.status) for result in results] == [("regress", "ok"), ("answer", "ok")]
+    cards = load_cards(tmp_path / "cards", (MACHINERY_CHECK,))
+    assert {card["split"] for card in cards} == {"test"} and {card["headline"] for card in cards} == {"pearson", "em"}
+    assert all(next(iter(card["scores"].values()))["n"] == 6 for card in cards)
+    assert len(list((tmp_path / "models").iterdir())) == 2
+    # The same work scored on other examples is another card.
+    dev = replace(asked, split="dev")
+    assert {result.status for result in study.results_of(dev, bench)} == {"not run"}
+
+
+def test_too_little_memory_is_an_error_only_while_others_run(start, tmp_path, monkeypatch):
+    asked, bench = make_study(start, tmp_path, FIRST, seeds=[0])
+    ((piece,),) = study.plan(asked, bench)
+
+    def explode(*_, **__):
+        raise errors[-1]
+
+    monkeypatch.setattr(make, "run_recipe", explode)
+    errors: list[Exception] = []
+    for error, memory in ((MemoryError(), True), (RuntimeError("CUDA error: an illegal access"), False)):
+        errors.append(error)
+        with pytest.raises(WorkerLost) as lost:
+            study.make_piece(asked, bench, False, piece, deaths=1)
+        assert lost.value.memory is memory and study.result_of(asked, bench, piece).status == "not run"
+    errors.append(RuntimeError("shapes do not fit"))  # the recipe's own trouble
+    study.make_piece(asked, bench, False, piece)
+    assert "shapes do not fit" in study.result_of(asked, bench, piece).why
+    errors.append(MemoryError())
+    study.make_piece(replace(asked, again=True), bench, True, piece)
+    assert "not enough memory" in study.result_of(asked, bench, piece).why
+    study.make_piece(asked, bench, False, piece, deaths=2, why="signal 9")
+    result = study.result_of(asked, bench, piece)
+    assert result.status == "failed" and "ended twice" in result.why and "signal 9" in result.why
+
+
+def test_one_folder_is_written_by_one_study(start, tmp_path):
+    asked, bench = make_study(start, tmp_path, FIRST, seeds=[0])
+    with alone_in(tmp_path), pytest.raises(UserError, match="in use by another"):
+        study.run_study(asked, bench)
+    assert [result.status for result in study.run_study(asked, bench)] == ["ok"]
+
+
+def test_a_launch_of_many_processes_is_refused(start, tmp_path, monkeypatch):
+    asked, bench = make_study(start, tmp_path, FIRST, seeds=[0])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="without accelerate launch"):
+        study.run_study(asked, bench)
+
+
+def test_kill_minus_nine_with_workers_and_go_on(tmp_path, capsys):
+    """Two workers, one recipe that fails; the parent is killed, the workers go with it, and the rest is made later."""
+    out = tmp_path / "out"
+    recipes = "finetune(epochs=4, lr=1e-3); drop_layers(99) | finetune; mix_layers | finetune(epochs=4, lr=1e-3)"
+    words = ["study", "--tiny", "--recipes", recipes, "--names", "plain; broken; mixture", "--out", str(out)]
+    words += ["--seeds", "1,2,1,3,4"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    parent = subprocess.Popen([sys.executable, "-m", "smallbert", *words, "--jobs", "2"], env=environment, **quiet)
+
+    def children():
+        found = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        return [pid for pid in found if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    end = time.monotonic() + 240
+    while len(list(out.glob("cards/*.json"))) < 3:
+        assert time.monotonic() < end and parent.poll() is None
+        time.sleep(0.02)
+    workers = children()
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    assert len(workers) == 2
+    end = time.monotonic() + 15
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < end, "a worker outlived its parent"
+        time.sleep(0.05)
+    before = {path: path.read_bytes() for path in out.glob("cards/*.json")}
+    assert 3 <= len(before) < 12
+    assert main([*words, "--report-only", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sum(run["status"] == "not run" for run in found["runs"]) == 12 - len(before)
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {path: path.read_bytes() for path in before} == before
+    statuses = {arm: [run["status"] for run in found["runs"] if run["arm"] == arm] for arm in ("plain", "broken")}
+    assert statuses == {"plain": ["ok"] * 4, "broken": ["failed"] * 4}
+    assert {path.name for path in out.iterdir()} == {"cards", "study.md", "study.json", "toy-seeds.png"}
+    assert main(words) == 0
+    text = capsys.readouterr()
+    assert "MACHINERY CHECK" in text.out and "4 failed" in text.out and "4 of 12 runs failed" in text.out
+    assert "the model has 12 layers" in text.err
+
+
+# Reports.
+
+
+def runs(task, arm, scores, value=None, diverged=(), failed=(), seeds=(9, 25, 39, 52, 59, 63, 77, 87, 91, 96)):
+    """Results of one arm, a score a seed."""
+    made = []
+    for seed, score in zip(seeds, scores, strict=False):
+        status = "diverged" if seed in diverged else "failed" if seed in failed else "ok"
+        why = None if status == "ok" else f"it {status}"
+        made.append(Result(task, arm, value, seed, status, None if status == "failed" else score, why, 1.0))
+    return made
+
+
+def about(*tasks, arms=("plain", "mixture"), setting=None, values=(None,), kind="classify"):
+    rows = [(arm, value, f"finetune # {arm}") for value in values for arm in arms]
+    return About("bert", "dev", "smallbert study …", {task: ("accuracy", kind, 50.9) for task in tasks}, rows, setting)
+
+
+SEEDS = (9, 25, 39, 52, 59, 63, 77, 87, 91, 96)
+COLLAPSED = [50.9] * 8 + [84.0, 86.0]
+STEADY = [85.0, 86.0, 85.0, 84.0, 85.0, 86.0, 85.0, 84.0, 85.0, 86.0]
+
+
+def test_the_paper_s_table_of_seeds(tmp_path):
+    results = runs("sst2", "plain", COLLAPSED, diverged=SEEDS[:8]) + runs("sst2", "mixture", STEADY)
+    report = make_report(results, about("sst2"))
+    sheet = report.sheets[0]
+    assert sheet.columns == ["seed", "plain", "mixture"] and sheet.rows[0] == ["9", "50.90 †", "85.00"]
+    assert sheet.rows[9] == ["96", "86.00", "86.00"] and len(sheet.rows) == 13
+    assert sheet.rows[10][1:] == ["85.00 ± 1.41 (2)", "85.10 ± 0.74 (10)"]
+    assert sheet.rows[11][1:] == ["57.72 ± 14.39 (10)", "85.10 ± 0.74 (10)"]
+    assert sheet.rows[12][1:] == ["8 of 10 (49 to 94 %)", "0 of 10 (0 to 28 %)"]
+    assert report.sentences == [
+        "plain: 57.7 ± 14.4 (8 of 10 diverged); mixture: 85.1 ± 0.7 (0 of 10 diverged); Fisher's exact p = 0.0007."
+    ]
+    (pair,) = report.pairs
+    assert pair.survivors == pytest.approx(0.1) and pair.all == pytest.approx(27.38)
+    assert pair.fisher == pytest.approx(90 / 125970) and pair.paired.n == 10 and pair.paired_survivors.n == 2
+    assert troubles(report) == ["sst2, plain, diverged: it diverged (seed 9, 25, 39, 52, 59, 63, 77, 87)"]
+    written = write_study(report, tmp_path)
+    assert [path.name for path in written] == ["study.md", "study.json", "sst2-seeds.png"]
+    assert (tmp_path / "sst2-seeds.png").read_bytes().startswith(b"\x89PNG")
+    text = (tmp_path / "study.md").read_text()
+    assert "| 9 | 50.90 † | 85.00 |" in text and report.sentences[0] in text and "(sst2-seeds.png)" in text
+    assert json.loads((tmp_path / "study.json").read_text())["pairs"][0]["fisher"] == pytest.approx(0.000714, abs=1e-6)
+
+
+def test_nothing_is_dropped_silently():
+    results = runs("sst2", "plain", [50.0, 80.0, 82.0], diverged=[9], failed=[39]) + runs(
+        "sst2", "mixture", [85.0, 86.0]
+    )
+    results += [
+        Result("sst2", "mixture", None, 39, "not run"),
+        Result("sst2", "mixture", None, 52, "diverged", None, "NaN"),
+    ]
+    report = make_report(results, about("sst2"))
+    rows = {row[0]: row[1:] for row in report.sheets[0].rows}
+    assert rows["39"] == ["failed", "not run"] and rows["52"] == ["not run", "no score †"]
+    assert rows["missing"] == ["1 failed", "1 not run"] and rows["diverged (95 % interval)"][1].startswith("1 of 3")
+    assert rows["mean ± sd with † counted (n)"] == ["65.00 ± 21.21 (2)", "85.50 ± 0.71 (2)"]
+    assert "2 of 7 runs failed or were not run" in report.sentences[-1]
+    text = to_markdown(report)
+    assert "sst2, plain, failed: it failed (seed 39)" in text and "sst2, mixture, not run (seed 39)" in text
+
+
+def test_one_seed_has_no_deviation_and_one_arm_no_pair():
+    report = make_report(runs("sts", "plain", [88.0]) + runs("sts", "mixture", [89.0]), about("sts", kind="regress"))
+    rows = {row[0]: row[1:] for row in report.sheets[0].rows}
+    assert rows["mean ± sd of survivors (n)"] == ["88.00 (1)", "89.00 (1)"]
+    assert "of the kind regress only a loss that is no number" in report.sheets[0].notes[0]
+    assert report.pairs[0].paired == (1.0, None, 1) and not report.pairs[0].is_beyond
+    assert report.sentences == ["plain: 88.0 (0 of 1 diverged); mixture: 89.0 (0 of 1 diverged)."]
+    alone = make_report(runs("sts", "plain", [88.0]), about("sts", arms=["plain"]))
+    assert len(alone.sheets) == 1 and alone.sentences == ["plain: 88.0 (0 of 1 diverged)."]
+    nothing = make_report([Result("sts", "plain", None, 0, "not run")], about("sts", arms=["plain"]))
+    assert nothing.sentences == ["plain: no run came to an end; 1 of 1 runs failed or were not run."]
+    assert seeds_sheet(nothing.cells, nothing.about).rows[0] == ["0", "not run"]
+
+
+def test_the_paper_s_table_of_tasks():
+    plain, better = [82.0, 82.5, 83.0, 82.2, 82.8], [87.0, 87.5, 88.1, 87.0, 87.9]
+    results = []
+    for task, mixed in (("tense", better), ("length", [82.1, 82.4, 83.1, 82.1, 82.9])):
+        results += runs(task, "plain", plain) + runs(task, "mixture", mixed)
+    report = make_report(results, about("tense", "length"))
+    sheet = report.sheets[-1]
+    assert sheet.columns == ["task", "plain", "mixture", "mixture - plain"]
+    assert sheet.rows[0] == ["tense", "82.50 ± 0.41", "87.50 ± 0.50", "+5.00 ± 0.05 *"]
+    assert sheet.rows[1][3] == "+0.02 ± 0.05"
+    chance = marks_by_chance(report.pairs)
+    assert chance == pytest.approx(2 * 0.1161, abs=1e-3)  # two tasks, Student's t with four degrees of freedom
+    assert any("1 of 2 tested" in note and "about 0.2 are to be expected" in note for note in sheet.notes)
+    assert report.sentences[0].startswith(
+        "mixture is better on 1 (tense +5.0) and worse on 0 of 2 tasks than plain, beyond two standard errors"
+    )
+
+
+def test_the_convergence_figure(tmp_path):
+    results = []
+    for epochs, plain, mixed in ((2, 80.0, 84.0), (4, 84.0, 86.0), (8, 86.0, 86.0)):
+        results += runs("mnli", "plain", [plain - 1, plain + 1], epochs) + runs(
+            "mnli", "mixture", [mixed, mixed], epochs
+        )
+    report = make_report(results, about("mnli", setting="epochs", values=(2, 4, 8)))
+    # plateau 86, its error 1: plain is at 85 half way from 4 to 8, mixture half way from 2 to 4
+    (found,) = report.convergence
+    assert found.plateau[0] == 86.0 and found.plateau.error == pytest.approx(1.0)
+    assert (found.one_at.x, found.other_at.x) == (6.0, 3.0) and found.factor == 2.0
+    assert report.sentences[0] == (
+        "mnli: mixture reaches plain's plateau (86.0 ± 1.0) after 3 epochs, plain after 6 epochs: factor 2.00."
+    )
+    assert report.sentences[1].startswith("at epochs = 8: plain: 86.0 ± 1.4")
+    assert [row[0] for row in report.sheets[3].rows] == ["2", "4", "8"] and report.sheets[3].rows[0][
+        1
+    ] == "80.00 ± 1.41"
+    assert [path.name for path in write_study(report, tmp_path)][2:] == ["mnli-epochs.png"]
+    reversed_ = find_convergence(gather(sorted(results, key=lambda run: run.arm)))
+    assert (
+        "plain reaches mixture's plateau (86.0 ± 0.0) after 8 epochs, mixture after 4 epochs" in reversed_[0].sentence
+    )
+
+
+def test_a_plateau_that_is_never_or_at_once_reached():
+    def lines(plain, mixed, **options):
+        results = [run for n, score in enumerate(plain, 1) for run in runs("t", "plain", [score], n, **options)]
+        results += [run for n, score in enumerate(mixed, 1) for run in runs("t", "mixture", [score], n)]
+        return find_convergence(gather(results))[0]
+
+    never = lines([80, 85, 90], [60, 61, 62])
+    assert never.factor is None and "never within the range, plain after 3 epochs" in never.sentence
+    at_once = lines([80, 85, 90], [91, 92, 93])
+    assert at_once.sentence.endswith("after at most 1 epochs, plain after 3 epochs: factor at least 3.00.")
+    assert "no factor" in lines([90, 90, 90], [91, 92, 93]).sentence
+    assert "one seed" in at_once.sentence
+    gone = lines([50, 50, 50], [60, 61, 62], diverged=[9])
+    assert "plain has no plateau" in gone.sentence and gone.factor is None
+
+
+def test_words_can_be_varied_too(tmp_path):
+    results = [run for value in ("local", "global") for run in runs("t", "plain", [80.0, 81.0], value)]
+    report = make_report(results, about("t", arms=["plain"], setting="scope", values=("local", "global")))
+    assert report.convergence == [] and report.sentences[0].startswith("at scope = global: plain: 80.5")
+    assert (tmp_path / "t-scope.png") in write_study(report, tmp_path)
+
+
+def test_json_holds_every_number_and_no_nan(tmp_path):
+    results = runs("a", "plain", COLLAPSED, diverged=SEEDS[:9]) + runs("a", "mixture", STEADY, failed=SEEDS)
+    found = to_json(make_report(results, about("a")))
+    write_json(tmp_path / "study.json", found)  # which refuses NaN
+    assert len(found["runs"]) == 20 and found["cells"][1]["failed"] == 10 and found["cells"][1]["all"]["value"] is None
+    assert found["pairs"][0]["fisher"] is None and re.search("NaN|Infinity", json.dumps(found)) is None
+    assert math.isclose(found["cells"][0]["diverged_interval"][1], 0.982, abs_tol=1e-3)
+
+
+def test_the_difference_speaks_where_nothing_diverged():
+    cells = gather(runs("t", "plain", [80.0, 81.0, 82.0]) + runs("t", "mixture", [81.0, 83.0, 85.0]))
+    (pair,) = pair_up(cells)
+    assert pair.flips == 0.25 and pair.paired == (2.0, 1.0, 3)
+    assert conclude(cells).endswith("difference +2.00 ± 0.58 over 3 paired seeds (standard error; p = 0.250).")
