@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import BertConfig, BertModel
 
-from smallbert.files import write_json, write_text
+from smallbert.files import write_json
+from smallbert.measuring.card import machine, versions
 from smallbert.methods import METHODS
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
@@ -99,24 +100,16 @@ def main() -> None:
             encoder = make_encoder(kind, pool, norm)
             rows.append({"head reads": reads, "model": f"mixture, norm {norm}", **measure(encoder, batch)})
         rows.append({"head reads": reads, "model": "mixture of stored states", **measure(encoder, batch, stored=True)})
-    lines = [
-        "| head reads | model | peak, MB | to plain | of it activations, MB | to plain |",
-        "|---|---|--:|--:|--:|--:|",
-    ]
+    shown = []
     for row in rows:
         base = next(one for one in rows if one["head reads"] == row["head reads"])
-        ratios = {name: row[name] / base[name] for name in ("all", "activations")}
-        lines.append(
-            f"| {row['head reads']} | {row['model']} | {row['all']:.1f} | {ratios['all']:.3f} "
-            f"| {row['activations']:.1f} | {ratios['activations']:.3f} |"
-        )
-    about = f"BERT-base shape, {chosen.texts} texts of {chosen.length} tokens, float32."
-    table = "\n".join(lines)
-    print(table)
-    out = Path(chosen.out)
+        shown.append({name: row[name] for name in ("head reads", "model")})
+        for name, title in (("all", "peak MB"), ("activations", "of it activations")):
+            shown[-1] |= {title: round(row[name], 1), f"{title}, to plain": round(row[name] / base[name], 3)}
+        print(*shown[-1].values(), sep="  ")
     command = f"python benchmarks/mixture_memory.py --texts {chosen.texts} --length {chosen.length}"
-    write_json(out / "memory.json", {"command": command, "about": about, "rows": rows})
-    write_text(out / "README.md", f"# Memory of a mixture of layers\n\n{about} Made by `{command}`.\n\n{table}\n")
+    facts = {"benchmark": "mixture_memory", "command": command, "rows": shown}
+    write_json(Path(chosen.out) / "memory.json", {**facts, "versions": versions(), "machine": machine()})
 
 
 if __name__ == "__main__":

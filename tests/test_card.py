@@ -9,20 +9,8 @@ import pytest
 from invented import invented_card
 
 from smallbert.errors import RunError, UserError
-from smallbert.measuring.card import (
-    FIELDS,
-    MACHINERY_CHECK,
-    card_key,
-    card_path,
-    check_card,
-    load_card,
-    load_cards,
-    machine,
-    make_card,
-    number,
-    save_card,
-    versions,
-)
+from smallbert.measuring.card import FIELDS, MACHINERY_CHECK, card_key, check_card, machine, make_card, number, versions
+from smallbert.measuring.shelf import card_path, load_card, load_cards, load_pack, pack_cards, save_card
 
 
 def test_saving_and_loading_gives_the_same_card_in_the_order_of_the_schema(tmp_path):
@@ -133,3 +121,20 @@ print([name for name in ("torch", "matplotlib", "jinja2", "huggingface_hub", "nu
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_many_cards_fit_into_one_file(tmp_path):
+    cards = [{**invented_card(), "seed": seed} for seed in (3, 1, 2)]
+    for card in cards[:2]:
+        save_card(card, tmp_path / "cards")
+    path = pack_cards(tmp_path)
+    assert path.name == "cards.jsonl" and not (tmp_path / "cards").exists()
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 2
+    save_card(cards[2], tmp_path / "cards")
+    assert pack_cards(tmp_path) == path  # what is there already stays
+    assert {card["seed"] for card in load_cards(tmp_path)} == {1, 2, 3}
+    assert load_pack(path)[card_key(**cards[0])] == load_cards(tmp_path)[0] | {"seed": 3}
+    assert pack_cards(tmp_path / "nothing") and not (tmp_path / "nothing").exists()
+    path.write_text(path.read_text(encoding="utf-8") + "{}\n", encoding="utf-8")
+    with pytest.raises(UserError, match="line 4"):
+        load_cards(tmp_path)

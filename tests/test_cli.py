@@ -13,7 +13,7 @@ from smallbert import __version__
 from smallbert.cli import main
 from smallbert.cli.progress import Progress
 from smallbert.measuring import cost
-from smallbert.measuring.card import load_card
+from smallbert.measuring.shelf import load_card
 from smallbert.methods import METHODS
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.presets import PRESETS

@@ -8,7 +8,8 @@ import torch
 from smallbert import compare as study
 from smallbert import make
 from smallbert.errors import RunError, UserError
-from smallbert.measuring.card import MACHINERY_CHECK, load_card, load_cards
+from smallbert.measuring.card import MACHINERY_CHECK
+from smallbert.measuring.shelf import load_card, load_cards
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import load_folder
 from smallbert.recipe import Recipe

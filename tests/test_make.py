@@ -6,7 +6,8 @@ import pytest
 
 from smallbert import make
 from smallbert.errors import UserError
-from smallbert.measuring.card import MACHINERY_CHECK, load_card
+from smallbert.measuring.card import MACHINERY_CHECK
+from smallbert.measuring.shelf import load_card
 from smallbert.tiny import make_task
 
 RECIPE = "finetune(epochs=0.2, batch=8)"

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from smallbert.errors import UserError
 from smallbert.measuring.budget import Budget
-from smallbert.measuring.card import MACHINERY_CHECK, load_cards, save_card
+from smallbert.measuring.card import MACHINERY_CHECK
+from smallbert.measuring.shelf import load_cards, save_card
 from smallbert.report import format_rows, render_table, write_report
 from smallbert.report.plot import COLOURS, NARROW, WIDE, Box, Point, draw, place_labels, to_svg
 

@@ -6,7 +6,7 @@ import pytest
 from invented import invented_card
 
 from smallbert.errors import UserError
-from smallbert.measuring.card import load_cards, save_card
+from smallbert.measuring.shelf import load_cards, save_card
 from smallbert.report.markdown import render_overview, write_overview
 
 RESULTS = Path(__file__).parent.parent / "results"

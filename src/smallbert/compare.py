@@ -26,7 +26,8 @@ from smallbert.make import (
     write_card,
 )
 from smallbert.measuring import cost
-from smallbert.measuring.card import RESULT, Card, card_key, load_card
+from smallbert.measuring.card import RESULT, Card, card_key
+from smallbert.measuring.shelf import load_card
 from smallbert.model.anatomy import FAMILIES
 from smallbert.model.folders import load_folder
 from smallbert.presets import PRESETS

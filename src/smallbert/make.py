@@ -16,8 +16,9 @@ from smallbert.data import Stream, usable_length
 from smallbert.errors import RunError, UserError
 from smallbert.files import is_full_disk, move_folder, write_json, write_text
 from smallbert.measuring import cost
-from smallbert.measuring.card import RESULT, Card, card_key, load_card, make_card
+from smallbert.measuring.card import RESULT, Card, card_key, make_card
 from smallbert.measuring.evaluate import evaluate
+from smallbert.measuring.shelf import load_card
 from smallbert.model.anatomy import FAMILIES
 from smallbert.model.encoder import HEAD, Encoder, fingerprint
 from smallbert.model.folders import load_folder, save_folder

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from smallbert.data import Stream, tokenise, tokenizer_key, usable_length
 from smallbert.errors import UserError
-from smallbert.measuring.evaluate import predict
+from smallbert.measuring.collapse import find_collapse
 from smallbert.methods import METHODS, Method
 from smallbert.model.encoder import HEAD, Encoder, fingerprint
 from smallbert.model.folders import load_folder, save_folder
@@ -113,7 +111,7 @@ def run_recipe(
             break
     outcome.encoder.eval()
     if outcome.steps and not outcome.diverged and task is not None and judge:
-        outcome.diverged = find_collapse(outcome.encoder, setting)
+        outcome.diverged = find_collapse(outcome.encoder, task, setting.seed, setting.length, say)
     return outcome
 
 
@@ -264,24 +262,3 @@ def _keep(kept: Path, key: str, outcome: Outcome, known: int) -> None:
     about = {"key": key, "counts": counts, "notes": outcome.notes[known:], "seconds": outcome.seconds}
     write_json(kept / "phase.json", {**about, "traces": outcome.traces})
     shutil.rmtree(kept.with_suffix(".checkpoint"), ignore_errors=True)
-
-
-def find_collapse(encoder: Encoder, setting: Setting, most: int = 500) -> str:
-    """Why a trained classifier must be called collapsed, judged on a sample of its own training examples; "" if not."""
-    task = setting.task
-    if task is None or task.kind != "classify":
-        return ""
-    rows = task.split("train")
-    chosen = np.random.default_rng(setting.seed).permutation(len(rows))[:most]
-    sample = rows.take(chosen)
-    gold = np.array(sample.labels)
-    guess = predict(encoder, tokenise(encoder.tokenizer, sample, task.kind, setting.length), task, sample, setting.say)
-    right, largest = 100 * (guess == gold).mean(), 100 * np.bincount(gold).max() / len(gold)
-    one = 100 * np.bincount(guess).max() / len(guess)
-    signs = {
-        f"{one:.1f} % of all predictions are one class": one >= 99 > largest,
-        f"train accuracy is {right:.1f}, no better than always guessing the largest class ({largest:.1f})": (
-            right <= min(largest + 2, (largest + 100) / 2)  # where one class is nearly all, two points cannot be asked
-        ),
-    }
-    return "; ".join(sign for sign, seen in signs.items() if seen)

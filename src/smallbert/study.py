@@ -36,8 +36,9 @@ from smallbert.make import (
     why_of,
     work_key,
 )
-from smallbert.measuring.card import MACHINERY_CHECK, RESULT, Card, load_card, number
+from smallbert.measuring.card import MACHINERY_CHECK, RESULT, Card, number
 from smallbert.measuring.findings import Result
+from smallbert.measuring.shelf import PACK, load_card, load_pack
 from smallbert.recipe import Recipe
 from smallbert.run import beginnings
 from smallbert.tasks import Task
@@ -85,6 +86,7 @@ class Bench:
     start: Start
     tasks: dict[str, Task]
     streams: dict[str, dict[str, Stream]] = field(default_factory=dict)
+    packed: dict[str, Card] = field(default_factory=dict)  # cards of earlier runs that were put into one file
 
 
 def open_bench(study: Study, line: Line = to_stderr) -> Bench:
@@ -101,7 +103,7 @@ def open_bench(study: Study, line: Line = to_stderr) -> Bench:
     tasks = {name: at_length(start, task, study.length) for name, task in tasks.items()}
     for task in tasks.values():
         task.split(study.split)
-    return Bench(start, tasks)
+    return Bench(start, tasks, packed=load_pack(study.out / PACK))
 
 
 def plan(study: Study, bench: Bench) -> list[list[Piece]]:
@@ -137,7 +139,7 @@ def _grouped(recipes: Sequence[Recipe], start: Start, task: Task) -> list[tuple[
 def card_of(study: Study, bench: Bench, piece: Piece) -> Card | None:
     """The card of a run if it is there."""
     path = _card_path(study, bench, piece)
-    return load_card(path) if path.is_file() else None
+    return load_card(path) if path.is_file() else bench.packed.get(path.stem)
 
 
 def _card_path(study: Study, bench: Bench, piece: Piece) -> Path:
@@ -194,6 +196,12 @@ def _run(
         title = f"run {done + 1} of {total}, {_short(study, piece)}"
         make_piece(study, bench, True, piece, lambda stage, *rest, t=title: say(f"{t}: {stage}", *rest))
         finished(piece)
+
+
+def cards_of(study: Study, bench: Bench) -> list[Card]:
+    """The cards of all runs that ended so far."""
+    found = (card_of(study, bench, piece) for job in plan(study, bench) for piece in job)
+    return [card for card in found if card is not None]
 
 
 def results_of(study: Study, bench: Bench) -> list[Result]:
@@ -255,7 +263,7 @@ def make_piece(
         if alone or not _is_trouble_of_the_process(error):
             raise
         raise WorkerLost(why_of(error), _is_memory(error)) from error
-    if all(_card_path(study, bench, piece._replace(arm=number)).is_file() for number in piece.group):
+    if all(card_of(study, bench, piece._replace(arm=number)) for number in piece.group):
         for folder in common.values():
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     given = [word for word in given if word != "--debug"]
-    COMMAND.set(shlex.join(["smallbert", *given]))
+    COMMAND.set(shlex.join(["smallbert", *(" ".join(word.split()) if "\n" in word else word for word in given)]))
     if not debug:
         warnings.simplefilter("ignore")  # of libraries, to programmers
     if os.environ.get("RANK", "0") != "0":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smallbert.errors import UserError
-from smallbert.measuring.card import load_card
+from smallbert.measuring.shelf import load_card
 from smallbert.methods import METHODS
 from smallbert.model.anatomy import FAMILIES, Anatomy
 from smallbert.presets import PRESETS

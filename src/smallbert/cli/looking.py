@@ -70,7 +70,8 @@ def report(
             written = write_overview(folder)
             return print_json({"page": str(written)}) if json else say.show(f"The overview is in {written}")
         from smallbert.measuring.budget import Budget
-        from smallbert.measuring.card import MACHINERY_CHECK, load_cards
+        from smallbert.measuring.card import MACHINERY_CHECK
+        from smallbert.measuring.shelf import load_cards
         from smallbert.report import write_report
 
         limits = None if budget is None else Budget.parse(budget)

@@ -150,7 +150,7 @@ def evaluate(
     with progress() as say:
         say("starting")
         from smallbert import make
-        from smallbert.measuring.card import save_card
+        from smallbert.measuring.shelf import save_card
         from smallbert.report.readme import numbers
 
         read = make.task_from(task, data, None, say.line, text=text, pair=pair, label=label, kind=kind)

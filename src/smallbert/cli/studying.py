@@ -51,6 +51,7 @@ def study(
         bool, typer.Option("--report-only", help="Run nothing; report on what is finished so far.")
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Try those that failed once more.")] = False,
+    pack: Annotated[bool, typer.Option("--pack", help="Put the cards into one file, cards.jsonl.")] = False,
     tiny: Annotated[
         bool, typer.Option("--tiny", help="Check the machinery in seconds: random model, toy data.")
     ] = False,
@@ -77,7 +78,9 @@ def study(
         from smallbert import study as studies
         from smallbert.arms import read_arms
         from smallbert.measuring.card import MACHINERY_CHECK, RESULT
+        from smallbert.measuring.shelf import pack_cards
         from smallbert.report.study import to_json, write_study
+        from smallbert.report.traces import write_watches
 
         arms, setting = read_arms(recipes, names, vary)
         asked = studies.Study(
@@ -107,7 +110,10 @@ def study(
             results = studies.run_study(asked, bench, jobs, say, say.line)
         say("writing the report")
         report = _report(asked, bench, results)
-        files = write_study(report, Path(out))
+        watched = write_watches(studies.cards_of(asked, bench), Path(out))
+        files = [*write_study(report, Path(out), [path.name for path in watched]), *watched]
+        if pack:
+            files.append(pack_cards(out))
         if json:
             print_json({**to_json(report), "files": [str(path) for path in files]})
         else:

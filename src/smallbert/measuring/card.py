@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smallbert import __version__
-from smallbert.errors import RunError, UserError
-from smallbert.files import write_json
+from smallbert.errors import RunError
 
 Card = dict[str, Any]
 
@@ -96,7 +95,7 @@ def make_card(**fields: Any) -> Card:
     card |= {name: _finite(value, name, missing) for name, value in fields.items()}
     card["missing"] = missing
     check_card(card)
-    return _ordered(card)
+    return ordered(card)
 
 
 def check_card(card: Mapping[str, Any]) -> None:
@@ -138,45 +137,6 @@ def card_key(
     steps = re.findall(r"(?:^|[|+(,])\s*([A-Za-z]\w*)(?=\s*(?:[(|+),]|$))", recipe)
     readable = re.sub(r"[^\w-]+", "_", "-".join([Path(task).stem, *steps]))[:60].strip("-_")
     return f"{readable}-s{seed}-{hashlib.sha256(work.encode()).hexdigest()[:10]}"
-
-
-def card_path(folder: Path | str, key: str) -> Path:
-    """Where the card of this work is, or would be."""
-    return Path(folder) / f"{key}.json"
-
-
-def save_card(card: Card, folder: Path | str) -> Path:
-    """Check a card and write it under the name of its work; an earlier card of the same work is replaced."""
-    check_card(card)
-    path = card_path(folder, card_key(**card))
-    write_json(path, _ordered(card))
-    return path
-
-
-def load_card(path: Path | str) -> Card:
-    """Read and check one card."""
-    try:
-        card = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-        check_card(card)
-    except (OSError, ValueError, TypeError, AttributeError, RunError) as error:
-        raise UserError(f"{path} cannot be read as a card: {error}; make it again or move it away") from error
-    return dict(card)
-
-
-def load_cards(folder: Path | str, kinds: tuple[str, ...] = (RESULT,)) -> list[Card]:
-    """Read every card below a folder, sorted by file name; machinery checks only if their kind is asked for."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise UserError(
-            f"there is no folder of cards {str(folder)!r}; write the folder that --cards or --out was given"
-        )
-    found: dict[str, Card] = {}
-    for path in sorted(folder.rglob("*.json")):
-        if _looks_like_card(path):
-            card = load_card(path)
-            if card["kind"] in kinds:
-                found.setdefault(card_key(**card), card)  # a saved model carries a copy of its card
-    return list(found.values())
 
 
 def versions() -> dict[str, str]:
@@ -272,7 +232,7 @@ def _not_finite(value: Any, path: str = "") -> list[str]:
     return [path] if isinstance(value, float) and not math.isfinite(value) else []
 
 
-def _ordered(card: Mapping[str, Any]) -> Card:
+def ordered(card: Mapping[str, Any]) -> Card:
     """The same card with its keys in the order of the schema, so that two files differ only where the facts do."""
     ordered = {name: card[name] for name in (*FIELDS, *sorted(set(card) - set(FIELDS)))}
     for name, field in FIELDS.items():
@@ -285,16 +245,6 @@ def _ordered(card: Mapping[str, Any]) -> Card:
             for metric, score in ordered["scores"].items()
         }
     return ordered
-
-
-def _looks_like_card(path: Path) -> bool:
-    """Whether a JSON file starts as a card does; tokenizers and configs lie in the same folders."""
-    with path.open("rb") as file:
-        return re.match(rb'\s*\{\s*"card"\s*:', file.read(64)) is not None
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number in JSON")
 
 
 def _cpu() -> str:

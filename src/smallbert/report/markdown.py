@@ -8,14 +8,16 @@ from typing import Any
 
 from smallbert.errors import UserError
 from smallbert.files import write_text
-from smallbert.measuring.card import Card, load_cards, number
+from smallbert.measuring.card import Card, number
 from smallbert.measuring.groups import group_cards, short_names, status_of
+from smallbert.measuring.shelf import load_cards
 
 OPENING = """# Results
 
-One folder a topic, one card (JSON) a model, or one record a benchmark. This page is made from them by
-`smallbert report results --markdown`; nothing in it is typed by hand. Scores are on dev, 0 to 100; after ± stands the
-standard deviation over seeds, or the standard error of a single run. Every file holds the command that makes it again.
+One folder a topic: one card (JSON) a model, one record a benchmark, or a study with a page of its own. This page is
+made from them by `smallbert report results --markdown`; nothing in it is typed by hand. Scores are on dev, 0 to 100;
+after ± stands the standard deviation over seeds, or the standard error of a single run. Every file holds the command
+that makes it again.
 """
 
 
@@ -33,9 +35,13 @@ def render_overview(folder: Path | str) -> str:
         raise UserError(f"there is no results folder {str(folder)!r}")
     parts = [OPENING]
     for topic in sorted(path for path in folder.iterdir() if path.is_dir()):
-        cards, records = load_cards(topic), _records(topic)
-        if cards or records:
+        studies = sorted(path.parent for path in topic.rglob("study.json"))
+        cards = [card for card in load_cards(topic) if not studies]
+        records = _records(topic)
+        if cards or records or studies:
             parts.append(f"## {topic.name.replace('_', ' ')}\n")
+        for study in studies:
+            parts.append(_study(study, folder))
         if cards:
             parts.append(
                 _table([row for task in sorted({card["task"] for card in cards}) for row in _rows(cards, task)])
@@ -49,6 +55,15 @@ def render_overview(folder: Path | str) -> str:
     if len(parts) == 1:
         raise UserError(f"{folder} holds no cards and no benchmark records")
     return "\n".join(part for part in parts if part)
+
+
+def _study(study: Path, folder: Path) -> str:
+    """What a study found, and where its tables and pictures are."""
+    found = json.loads((study / "study.json").read_text(encoding="utf-8"))
+    where = (study / "study.md").relative_to(folder).as_posix()
+    return f"[{where}]({where}), {len(found['runs'])} runs. {' '.join(found['sentences'])}\n\n" + _commands(
+        [found["command"]]
+    )
 
 
 def _records(topic: Path) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ class About(NamedTuple):
 
 def seeds_sheet(cells: Sequence[Cell], about: About) -> Sheet:
     """A row a seed, a column an arm; then the means with and without what diverged, and how often that happened."""
-    metric, kind, _ = about.tasks[cells[0].task]
+    metric = about.tasks[cells[0].task][0]
     seeds = list(dict.fromkeys(run.seed for cell in cells for run in cell.runs))
     runs = [{run.seed: run for run in cell.runs} for cell in cells]
     rows = [[str(seed), *(_score(own.get(seed)) for own in runs)] for seed in seeds]
@@ -48,8 +48,6 @@ def seeds_sheet(cells: Sequence[Cell], about: About) -> Sheet:
     notes = [f"{DIVERGED} diverged" if any(cell.count("diverged") for cell in cells) else ""]
     if not about.judged:
         notes.append("a tiny random model learns nothing, so only a loss that is no number counts as diverged")
-    elif kind != "classify":
-        notes.append(f"of a task of the kind {kind} only a loss that is no number counts as diverged")
     at = "" if about.setting is None else f", {about.setting} = {cells[0].value}"
     title = f"{cells[0].task}, {metric} on {about.split}{at}"
     return Sheet(title, ["seed", *(cell.arm for cell in cells)], rows, [note for note in notes if note])

@@ -20,6 +20,7 @@ from smallbert.measuring.findings import (
     pair_up,
 )
 from smallbert.report.convergence import draw_study, write_picture
+from smallbert.report.differences import draw_differences
 from smallbert.report.sheets import About, Sheet, pairs_sheet, seeds_sheet, tasks_sheet, varied_sheet
 
 
@@ -135,15 +136,25 @@ def _with_error(mean: Any) -> dict[str, Any]:
     return {**mean._asdict(), "error": mean.error}
 
 
-def write_study(report: Report, out: Path) -> list[Path]:
-    """Write study.md, study.json and a picture a task; gives their paths."""
-    pictures = []
-    for task, (metric, _, chance) in report.about.tasks.items():
-        cells = [cell for cell in report.cells if cell.task == task]
-        if find_spec("matplotlib") and sum(cell.all.n for cell in cells) > 1:
-            name = re.sub(r"[^\w-]+", "_", f"{task}-{report.about.setting or 'seeds'}").strip("_") + ".png"
-            write_picture(draw_study(cells, metric, report.about.setting, chance), out / name)
-            pictures.append(name)
+def write_study(report: Report, out: Path, more: Sequence[str] = ()) -> list[Path]:
+    """Write study.md, study.json and the pictures; gives their paths. The page shows `more` pictures that lie there."""
+    pictures = _draw(report, out) if find_spec("matplotlib") else []
     write_json(out / "study.json", to_json(report))
-    write_text(out / "study.md", to_markdown(report, pictures))
+    write_text(out / "study.md", to_markdown(report, [*pictures, *more]))
     return [out / name for name in ("study.md", "study.json", *pictures)]
+
+
+def _draw(report: Report, out: Path) -> list[str]:
+    """One picture of all tasks where there are several and nothing was varied, else one a task; gives their names."""
+    tasks, setting = report.about.tasks, report.about.setting
+    if len(tasks) > 1 and setting is None and report.pairs:
+        write_picture(draw_differences(report.pairs), out / "differences.png")
+        return ["differences.png"]
+    pictures = []
+    for task, (metric, _, chance) in tasks.items():
+        cells = [cell for cell in report.cells if cell.task == task]
+        if sum(cell.all.n for cell in cells) > 1:
+            name = re.sub(r"[^\w-]+", "_", f"{task}-{setting or 'seeds'}").strip("_") + ".png"
+            write_picture(draw_study(cells, metric, setting, chance), out / name)
+            pictures.append(name)
+    return pictures

@@ -1,0 +1,70 @@
+"""When a run must be called diverged though its loss is a number: it learned nothing of its own training examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smallbert.data import tokenise
+from smallbert.measuring.evaluate import Say, predict
+from smallbert.measuring.metrics import score
+from smallbert.tasks import Split, Task
+
+if TYPE_CHECKING:
+    from smallbert.model.encoder import Encoder
+
+SAMPLE = {"answer": 100}  # training examples on which a run is judged; a question takes as long as many sentences
+
+
+def find_collapse(encoder: Encoder, task: Task, seed: int, length: int, say: Say | None = None) -> str:
+    """Why a trained encoder must be called collapsed, judged on a sample of its own training examples; "" if not."""
+    rows = task.split("train")
+    sample = rows.take(np.random.default_rng(seed).permutation(len(rows))[: SAMPLE.get(task.kind, 500)])
+    guess = predict(encoder, tokenise(encoder.tokenizer, sample, task.kind, length), task, sample, say)
+    return COLLAPSES[task.kind](task, guess, sample)
+
+
+def _collapse_of_classes(task: Task, guess: np.ndarray, sample: Split) -> str:
+    gold = np.array(sample.labels)
+    right, largest = 100 * (guess == gold).mean(), 100 * np.bincount(gold).max() / len(gold)
+    one = 100 * np.bincount(guess).max() / len(guess)
+    signs = {
+        f"{one:.1f} % of all predictions are one class": one >= 99 > largest,
+        f"train accuracy is {right:.1f}, no better than always guessing the largest class ({largest:.1f})": (
+            right <= min(largest + 2, (largest + 100) / 2)  # where one class is nearly all, two points cannot be asked
+        ),
+    }
+    return "; ".join(sign for sign, seen in signs.items() if seen)
+
+
+def _collapse_of_tags(task: Task, guess: list[list[int]], sample: Split) -> str:
+    """Words one by one; those cut off by the length limit are nobody's guess."""
+    pairs = [pair for row in zip(guess, sample.labels, strict=True) for pair in zip(*row, strict=True) if pair[0] >= 0]
+    made = np.array(pairs).reshape(-1, 2)
+    whole = Split([""] * len(made), None, made[:, 1].tolist(), [""] * len(made))
+    return _collapse_of_classes(task, made[:, 0], whole) if len(made) else ""
+
+
+def _collapse_of_numbers(task: Task, guess: np.ndarray, sample: Split) -> str:
+    gold = np.array(sample.labels, dtype=float)
+    if not np.ptp(gold):
+        return ""
+    if not np.ptp(guess):
+        return "it gives the same number to every text"
+    pearson = float(np.corrcoef(guess, gold)[0, 1])
+    return f"train predictions have nothing to do with the labels (Pearson {pearson:.2f})" if abs(pearson) < 0.1 else ""
+
+
+def _collapse_of_answers(task: Task, guess: Any, sample: Split) -> str:
+    found = score(task, guess, sample)["f1"]["value"]
+    return f"train F1 is {found:.1f}, which is less than 15" if found < 15 else ""
+
+
+COLLAPSES: dict[str, Callable[..., str]] = {
+    "classify": _collapse_of_classes,
+    "tag": _collapse_of_tags,
+    "regress": _collapse_of_numbers,
+    "answer": _collapse_of_answers,
+}

@@ -1,0 +1,93 @@
+"""Cards as files: one a piece of work, or many packed into one file."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+from smallbert.errors import RunError, UserError
+from smallbert.files import write_json, write_text
+from smallbert.measuring.card import KINDS, RESULT, Card, card_key, check_card, ordered
+
+PACK = "cards.jsonl"
+
+
+def card_path(folder: Path | str, key: str) -> Path:
+    """Where the card of this work is, or would be."""
+    return Path(folder) / f"{key}.json"
+
+
+def save_card(card: Card, folder: Path | str) -> Path:
+    """Check a card and write it under the name of its work; an earlier card of the same work is replaced."""
+    check_card(card)
+    path = card_path(folder, card_key(**card))
+    write_json(path, ordered(card))
+    return path
+
+
+def load_card(path: Path | str) -> Card:
+    """Read and check one card."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as a card: {error}; make it again or move it away") from error
+    return _read_card(text, str(path))
+
+
+def _read_card(text: str, where: str) -> Card:
+    try:
+        card = json.loads(text, parse_constant=_refuse_constant)
+        check_card(card)
+    except (ValueError, TypeError, AttributeError, RunError) as error:
+        raise UserError(f"{where} cannot be read as a card: {error}; make it again or move it away") from error
+    return dict(card)
+
+
+def load_cards(folder: Path | str, kinds: tuple[str, ...] = (RESULT,)) -> list[Card]:
+    """Read every card below a folder, sorted by file name; machinery checks only if their kind is asked for."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(
+            f"there is no folder of cards {str(folder)!r}; write the folder that --cards or --out was given"
+        )
+    found: dict[str, Card] = {}
+    single = (load_card(path) for path in sorted(folder.rglob("*.json")) if _looks_like_card(path))
+    packed = (card for path in sorted(folder.rglob(PACK)) for card in load_pack(path).values())
+    for card in (*single, *packed):
+        if card["kind"] in kinds:
+            found.setdefault(card_key(**card), card)  # a saved model carries a copy of its card
+    return list(found.values())
+
+
+def pack_cards(folder: Path | str) -> Path:
+    """Put all single cards below folder/cards into one file, one a line, beside those that are there already."""
+    folder = Path(folder)
+    path, single = folder / PACK, folder / "cards"
+    cards = load_pack(path) | {card_key(**card): card for card in load_cards(single, KINDS)} if single.is_dir() else {}
+    if cards:
+        lines = (json.dumps(cards[key], ensure_ascii=False, allow_nan=False) for key in sorted(cards))
+        write_text(path, "".join(f"{line}\n" for line in lines))
+        shutil.rmtree(single)
+    return path
+
+
+def load_pack(path: Path | str) -> dict[str, Card]:
+    """The cards of a packed file by the keys of their work; none where there is no such file."""
+    path = Path(path)
+    if not path.is_file():
+        return {}
+    found = {}
+    for place, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        card = _read_card(line, f"{path}, line {place},")
+        found[card_key(**card)] = card
+    return found
+
+
+def _looks_like_card(path: Path) -> bool:
+    """Whether a JSON file starts as a card does; tokenizers and configs lie in the same folders."""
+    with path.open("rb") as file:
+        return re.match(rb'\s*\{\s*"card"\s*:', file.read(64)) is not None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number in JSON")

@@ -1,0 +1,102 @@
+"""Pictures of what `watch` wrote down while a run trained: step by step and layer by layer."""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smallbert.errors import UserError
+from smallbert.measuring.card import Card
+from smallbert.report.plot import COLOURS, to_png
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Look = dict[str, Any]
+SMALL = 1e-12
+# What is drawn of each look: its name, a title, and whether numbers are shown by their size (powers of ten).
+PANELS = (
+    ("spread", "how much texts differ in a hidden state's first token, as a share of its size", True),
+    ("gradients", "how strongly the loss pulls at it", True),
+    ("mixture", "its share in the mixture", False),
+)
+
+
+def draw_watch(looks: Sequence[Look], title: str) -> "Figure":
+    """Accuracy, loss and density over the steps, and below them hidden states by steps, the last state on top."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError("figures need matplotlib; run: pip install -e '.[report]'") from error
+    steps, values = [look["step"] for look in looks], [look["value"] for look in looks]
+    panels = [panel for panel in PANELS if panel[0] in values[0]]
+    height = 1.9 + 1.75 * len(panels)
+    figure = Figure(figsize=(8.4, height), dpi=100, facecolor=COLOURS["paper"])
+    FigureCanvasAgg(figure)
+    rows = figure.subplots(len(panels) + 1, 1, sharex=True, squeeze=False, gridspec_kw={"hspace": 0.5})[:, 0]
+    figure.subplots_adjust(left=0.07, right=0.9, top=1 - 0.5 / height, bottom=0.5 / height)
+    _draw_lines(rows[0], steps, values, title)
+    for axes, (name, about, by_size) in zip(rows[1:], panels, strict=True):
+        _draw_states(figure, axes, steps, [value[name] for value in values], about, by_size)
+    rows[-1].set_xlabel("step", fontsize=9, color=COLOURS["ink"])
+    return figure
+
+
+def write_watches(cards: Iterable[Card], out: Path) -> list[Path]:
+    """Draw the first run of each recipe that was watched; gives the pictures' paths."""
+    drawn: dict[str, Path] = {}
+    for card in cards if find_spec("matplotlib") else ():
+        looks = (card["trained"] or {}).get("traces", {}).get("watch")
+        name = card["preset"] or card["recipe"]
+        if looks and name not in drawn:
+            drawn[name] = out / f"watch-{re.sub(r'[^A-Za-z0-9]+', '-', name)[:40].strip('-')}.png"
+            to_png(draw_watch(looks, f"{name[:60]}: {card['task']}, seed {card['seed']}"), drawn[name])
+    return list(drawn.values())
+
+
+def _draw_lines(axes: "Axes", steps: list[int], values: list[Look], title: str) -> None:
+    lines: dict[str, list[Any]] = {
+        "accuracy": [value.get("accuracy") for value in values],
+        "largest class predicted": [value.get("largest") for value in values],
+        "weights kept": [100 * sum(v["kept"]) / len(v["kept"]) if "kept" in v else None for v in values],
+    }
+    colours = (COLOURS["ink"], COLOURS["accent"], "#2f6690")
+    for (name, line), colour in zip(lines.items(), colours, strict=True):
+        if None not in line:
+            axes.plot(steps, line, color=colour, linewidth=1.4, label=f"{name}, %")
+    axes.set_ylim(0, 104)
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 0.98))
+    axes.grid(axis="y", color=COLOURS["rule"], linewidth=0.8)
+    _frame(axes, title)
+
+
+def _draw_states(
+    figure: "Figure", axes: "Axes", steps: list[int], table: list[list[float | None]], about: str, by_size: bool
+) -> None:
+    def shown(value: float | None) -> float:
+        if value is None or (by_size and value == 0):  # a first token's embedding is the same in every text
+            return math.nan
+        return math.log10(max(value, SMALL)) if by_size else value
+
+    grid = [[shown(row[state]) for row in table] for state in range(len(table[0]))]
+    edges = [steps[0] - (steps[1] - steps[0] if len(steps) > 1 else 1), *steps]
+    mesh = axes.pcolormesh(edges, [n - 0.5 for n in range(len(grid) + 1)], grid, cmap="viridis", rasterized=True)
+    bar = figure.colorbar(mesh, cax=axes.inset_axes((1.012, 0.0, 0.012, 1.0)))
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=7, length=0, colors=COLOURS["muted"])
+    if by_size:
+        bar.ax.yaxis.set_major_formatter(lambda value, _: f"1e{value:.0f}" if abs(value - round(value)) < 1e-6 else "")
+    axes.set_yticks(range(0, len(grid), max(1, (len(grid) - 1) // 4)))
+    _frame(axes, about)
+
+
+def _frame(axes: "Axes", title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=9, color=COLOURS["ink"])
+    axes.set_facecolor("none")
+    for side in ("top", "left", "right"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(axis="both", colors=COLOURS["muted"], labelsize=8, length=0)
