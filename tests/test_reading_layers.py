@@ -177,3 +177,19 @@ def test_what_reads_layers_can_be_saved_loaded_and_exported(recipe, tmp_path):
         assert torch.equal(load_folder(tmp_path / "model").eval()(batch), encoder(batch))
     found = export_onnx(tmp_path / "model", tmp_path / "onnx")
     assert found["checked"] == 16 and found["difference"] < 1e-4
+
+
+def test_cutting_by_what_varies_from_text_to_text():
+    encoder = run("head | mix_layers(norm='none', dropout=0.0)", small(layers=4), TASK).encoder.eval()
+    layer = encoder.backbone.encoder.layer[2].output.LayerNorm
+    with torch.no_grad():  # from layer 3 on every text looks the same, however much the mixture reads it
+        layer.weight.zero_()
+        layer.bias.normal_()
+        encoder.mixture.weights.copy_(torch.tensor([0.05, 0.05, 0.05, 0.4, 0.45]).log())
+    assert len(run("cut_to_mixture", encoder, TASK).encoder.order) == 4
+    short = run("cut_to_mixture(weigh='variation')", encoder, TASK).encoder
+    assert len(short.order) == 2
+    shares = short.history[-1]["plan"]["shares"]
+    assert shares[0] == 0 and shares[3] == shares[4] == 0  # a first token's embedding is the same in every text too
+    with pytest.raises(UserError, match="needs a task"):
+        run("cut_to_mixture(weigh='variation')", encoder)

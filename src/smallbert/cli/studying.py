@@ -95,7 +95,7 @@ def study(
             kind=MACHINERY_CHECK if tiny else RESULT,
             keep_models=keep_models,
             again=again,
-            command=COMMAND.get(),
+            command=COMMAND.get().replace(" --report-only", "").replace(" --pack", ""),  # what makes it, not shows it
             device=device,
             length=length,
             examples=examples,

@@ -1,17 +1,24 @@
 """Cutting a model to what its mixture reads: layers above the last one that matters do nothing but cost time."""
 
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
+import torch
+
+from smallbert.data import STUDENT, Layout, make_batch, sort_into_batches, tokenise, usable_length
 from smallbert.errors import UserError
 from smallbert.methods import Method
+from smallbert.model.encoder import HEAD
 from smallbert.model.surgery import keep_layers
+
+EXAMPLES = 256  # training texts on which is seen what varies
 
 
 class CutToMixture(Method):
     """Drop the layers above the last one that the learned mixture still reads."""
 
     mass: float = 0.95  # how much of the mixture must lie in what stays
+    weigh: Literal["shares", "variation"] = "shares"  # variation: what of a share differs from text to text
 
     def check(self) -> None:
         """A share."""
@@ -26,6 +33,9 @@ class CutToMixture(Method):
                 "cut_to_mixture cuts a model with a learned mixture, and this one has none: put mix_layers before it, "
                 "as in mix_layers | finetune | cut_to_mixture"
             )
+        if self.weigh == "variation":
+            weighed = [share * size for share, size in zip(shares, _variation(encoder, task), strict=True)]
+            shares = [one / sum(weighed) for one in weighed]
         # The sum of all shares is 1 but for rounding, and must never ask for a layer that is not there.
         enough = (number for number, sum_ in enumerate(accumulate(shares)) if sum_ >= self.mass - 1e-6)
         last = max(1, next(enough, len(encoder.order)))
@@ -34,3 +44,24 @@ class CutToMixture(Method):
     def build(self, encoder: Any, plan: dict[str, Any]) -> None:
         """Cut; the mixture's weights of what is gone go to what stays."""
         keep_layers(encoder, plan["layers"])
+
+
+@torch.inference_mode()
+def _variation(encoder: Any, task: Any) -> list[float]:
+    """How far each hidden state lies from its own mean over texts, in what the head looks at."""
+    if task is None:
+        raise UserError("cut_to_mixture(weigh='variation') looks at training texts, so it needs a task: give --task")
+    rows = task.split("train")
+    stream = tokenise(
+        encoder.tokenizer, rows.take(range(min(EXAMPLES, len(rows)))), task.kind, usable_length(encoder, None, task)
+    )
+    training, seen = encoder.training, []
+    encoder.eval()
+    first = encoder.head.reads_first if HEAD in encoder.heads else True
+    for index in sort_into_batches(stream.views[STUDENT].lengths, 2**12):
+        batch = make_batch(stream, index, Layout(False, 0)).to(encoder.device)
+        states = encoder.states(batch).hidden
+        seen.append(torch.stack([(batch.first if first else batch.mean)(state).float() for state in states]))
+    encoder.train(training)
+    texts = torch.cat(seen, 1)  # (states, texts, features)
+    return (texts - texts.mean(1, keepdim=True)).square().sum(-1).mean(-1).sqrt().tolist()
