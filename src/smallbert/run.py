@@ -174,9 +174,9 @@ def _run_phase(
         outcome.notes, outcome.seconds = [*before.notes, *done["notes"]], done["seconds"]
         outcome.traces = done.get("traces", {})
         marks[LATEST] = outcome.encoder.copy()
+        taken = Phase(outcome.encoder, methods, setting.task, setting.seed, marks)
         for method in methods:
-            if isinstance(method, METHODS["mark"]):
-                method.settle(Phase(outcome.encoder, methods, setting.task, setting.seed, marks))
+            method.take_over(taken)
         return outcome
     for method in sorted(methods, key=lambda method: method.stage):
         encoder = _change(encoder, method, setting)

@@ -197,9 +197,8 @@ class Method(Combines):
     def settle(self, phase: Any) -> None:
         """Fold what was learned into plain weights."""
 
-    def estimate(self, encoder: Any) -> dict[str, Any] | None:
-        """What it would cost or save, where that is known without data."""
-        return None
+    def take_over(self, phase: Any) -> None:
+        """What is left to do where a finished phase of an earlier run is taken over instead of run."""
 
 
 def _fields(cls: Any) -> tuple[Field[Any], ...]:

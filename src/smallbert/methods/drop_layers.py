@@ -34,10 +34,6 @@ class DropLayers(Method):
         """Cut."""
         keep_layers(encoder, plan["layers"])
 
-    def estimate(self, encoder: Any) -> dict[str, Any]:
-        """The layers that stay are known without data."""
-        return self.plan(encoder, None)
-
 
 CHOICES = {
     "even": lambda keep, total: [round((place + 1) * total / keep) - 1 for place in range(keep)],
