@@ -90,7 +90,9 @@ def test_the_mixture_finds_the_layer_that_knows(found):
     shares = mixed["plain"]["shares"]
     assert np.argmax(shares) == KNOWS and shares[KNOWS] > 0.5 and abs(sum(shares) - 1) < 1e-9
     assert (
-        len(mixed["plain"]["sd"]) == DEPTH and mixed["plain"]["says"] is None and mixed["plain"]["bits"]["mean"] > 0.5
+        len(mixed["plain"]["sd"]) == DEPTH
+        and "one layer" in mixed["plain"]["says"]
+        and mixed["plain"]["bits"]["mean"] > 2
     )
     assert mixed["score"]["mean"] > 95 and len(mixed["score"]["by_seed"]) == 2
     ladder = mixed["cumulative"]

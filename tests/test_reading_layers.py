@@ -129,6 +129,9 @@ def test_letting_a_mixture_in_step_by_step():
         ("connect_layers(dilation=0)", "whole numbers from 1"),
         ("gate_layers(ratio=0)", "whole number from 1"),
         ("cut_to_mixture(0)", "mass is a share"),
+        ("mix_layers(lr=-1)", "learning rate"),
+        ("connect_layers(lr=0)", "learning rate"),
+        ("mix_layers | gate_layers", "only one"),
         (f"watch(0) + {SHORT}", "steps is 1 or more"),
     ],
 )
@@ -138,7 +141,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(recipe, sentence):
 
 
 def test_watching_changes_nothing_and_tells_what_happens():
-    recipe = f"mix_layers | movement(0.5) + {SHORT}"
+    recipe = f"mix_layers(layer_dropout=0.5) | movement(0.5) + {SHORT}"
     plain, watched = (run(text, small(layers=3), TASK) for text in (recipe, recipe.replace(" + ", " + watch(2, 8) + ")))
     for one, two in zip(plain.encoder.parameters(), watched.encoder.parameters(), strict=True):
         assert torch.equal(one, two)
@@ -148,6 +151,7 @@ def test_watching_changes_nothing_and_tells_what_happens():
     assert "churn" not in first and len(last["churn"]) == len(last["kept"]) == 3
     assert all(abs(share - 0.5) < 0.02 for share in last["kept"])
     assert len(last["gradients"]) == len(last["spread"]) == len(last["mixture"]) == 4
+    assert min(last["mixture"]) > 0.05  # what is learned, not what layer dropout left of it at that step
     assert sum(last["mixture"]) == pytest.approx(1, abs=1e-3) and all(one > 0 for one in last["gradients"])
     assert json.loads(json.dumps(looks)) == looks
 

@@ -351,7 +351,8 @@ def test_the_convergence_figure(tmp_path):
     assert found.plateau[0] == 86.0 and found.plateau.error == pytest.approx(1.0)
     assert (found.one_at.x, found.other_at.x) == (6.0, 3.0) and found.factor == 2.0
     assert report.sentences[0] == (
-        "mnli: mixture reaches plain's plateau (86.0 ± 1.0) after 3 epochs, plain after 6 epochs: factor 2.00."
+        "mnli: mixture reaches plain's plateau (86.0 less its standard error 1.0) after 3 epochs, "
+        "plain after 6 epochs: factor 2.00."
     )
     assert report.sentences[1].startswith("at epochs = 8: plain: 86.0 ± 1.4")
     assert [row[0] for row in report.sheets[3].rows] == ["2", "4", "8"] and report.sheets[3].rows[0][
@@ -360,7 +361,8 @@ def test_the_convergence_figure(tmp_path):
     assert [path.name for path in write_study(report, tmp_path)][2:] == ["mnli-epochs.png"]
     reversed_ = find_convergence(gather(sorted(results, key=lambda run: run.arm)))
     assert (
-        "plain reaches mixture's plateau (86.0 ± 0.0) after 8 epochs, mixture after 4 epochs" in reversed_[0].sentence
+        "plain reaches mixture's plateau (86.0, one seed) after 8 epochs, mixture after 4 epochs"
+        in reversed_[0].sentence
     )
 
 

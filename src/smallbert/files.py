@@ -87,9 +87,13 @@ def alone_in(folder: Path) -> Iterator[None]:
     except ImportError:  # not on this system
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".in-use"
-    with path.open("w") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        opened = path.open("w")
+    except OSError as error:
+        raise UserError(f"--out {folder} cannot be written to: {error.strerror}") from None
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

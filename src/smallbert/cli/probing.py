@@ -64,8 +64,10 @@ def probe(
         result = run.probe(start, read, out, parts=chosen, pool=pool, seeds=numbers, say=say, **options)  # type: ignore[arg-type]
         say("drawing")
         written = write_probe(result, out)
+        nothing = all(entry[part].get("why") for entry in result["tasks"] for part in chosen)
         if json:
-            return print_json(result)
+            print_json(result)
+            raise typer.Exit(int(nothing))
         if set(run.FROZEN) & set(chosen):
             say.show(render_table(result))
         for entry in result["tasks"]:
@@ -74,3 +76,5 @@ def probe(
         for warning in warnings(result):
             say.line(warning)
         say.show(f"Written: {', '.join(map(str, written))}")
+    if nothing:
+        raise typer.Exit(1)

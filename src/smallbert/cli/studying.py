@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,6 +78,7 @@ def study(
         say("starting")
         from smallbert import study as studies
         from smallbert.arms import read_arms
+        from smallbert.files import alone_in
         from smallbert.measuring.card import MACHINERY_CHECK, RESULT
         from smallbert.measuring.shelf import pack_cards
         from smallbert.report.study import to_json, write_study
@@ -113,7 +115,8 @@ def study(
         watched = write_watches(studies.cards_of(asked, bench), Path(out))
         files = [*write_study(report, Path(out), [path.name for path in watched]), *watched]
         if pack:
-            files.append(pack_cards(out))
+            with alone_in(Path(out)):
+                files.append(pack_cards(out))
         if json:
             print_json({**to_json(report), "files": [str(path) for path in files]})
         else:
@@ -140,5 +143,8 @@ def _show(say: Progress, report: Report, out: str, tiny: bool) -> None:
     say.show(*([BANNER] if tiny else []), *map(render_sheet, report.sheets))
     for trouble in troubles(report):
         say.line(trouble)
-    say.show(f"Tables, numbers and pictures are in {out}: study.md, study.json, *.png")
+    drawn = find_spec("matplotlib") is not None
+    say.show(f"Tables and numbers are in {out}: study.md, study.json{', *.png' if drawn else ''}")
+    if not drawn:
+        say.line("no pictures, since matplotlib is not here; run: pip install -e '.[report]'")
     say.show(*report.sentences)

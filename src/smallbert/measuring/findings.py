@@ -156,8 +156,9 @@ class Convergence(NamedTuple):
         """All of it in words."""
         if self.plateau.value is None or self.one_at is None:
             return f"{self.task}: {self.one} has no plateau, since no run at the largest number of epochs went well."
-        error = ", one seed" if self.plateau.error is None else f" ± {self.plateau.error:.1f}"
-        start = f"{self.task}: {self.other} reaches {self.one}'s plateau ({self.plateau.value:.1f}{error})"
+        error = self.plateau.error or 0.0
+        less = f" less its standard error {error:.1f}" if error else ", one seed"
+        start = f"{self.task}: {self.other} reaches {self.one}'s plateau ({self.plateau.value:.1f}{less})"
         if self.other_at is None:
             return f"{start} never within the range, {self.one} after {_epochs(self.one_at)}."
         bound = {(True, False): "at most ", (False, True): "at least "}.get(

@@ -2,12 +2,12 @@
 
 import json
 import re
-import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from smallbert.errors import RunError, UserError
 from smallbert.files import write_json, write_text
-from smallbert.measuring.card import KINDS, RESULT, Card, card_key, check_card, ordered
+from smallbert.measuring.card import RESULT, Card, card_key, check_card, ordered
 
 PACK = "cards.jsonl"
 
@@ -62,12 +62,15 @@ def load_cards(folder: Path | str, kinds: tuple[str, ...] = (RESULT,)) -> list[C
 def pack_cards(folder: Path | str) -> Path:
     """Put all single cards below folder/cards into one file, one a line, beside those that are there already."""
     folder = Path(folder)
-    path, single = folder / PACK, folder / "cards"
-    cards = load_pack(path) | {card_key(**card): card for card in load_cards(single, KINDS)} if single.is_dir() else {}
-    if cards:
+    path, single = folder / PACK, sorted((folder / "cards").glob("*.json"))
+    if single:
+        cards = load_pack(path) | {card_key(**card): card for card in map(load_card, single)}
         lines = (json.dumps(cards[key], ensure_ascii=False, allow_nan=False) for key in sorted(cards))
         write_text(path, "".join(f"{line}\n" for line in lines))
-        shutil.rmtree(single)
+        for one in single:  # and no card that came meanwhile
+            one.unlink()
+        with suppress(OSError):
+            (folder / "cards").rmdir()
     return path
 
 

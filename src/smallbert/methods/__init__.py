@@ -137,7 +137,10 @@ class Method(Combines):
     def _checked(self, name: str, value: Any) -> Any:
         hint = get_type_hints(type(self))[name]
         try:
-            return _accept(value, hint)
+            accepted = _accept(value, hint)
+            if name == "lr" and accepted <= 0:
+                raise UserError(f"{self.name}: lr, a learning rate, must be more than 0, not {accepted}")
+            return accepted
         except TypeError:
             near = did_you_mean(value, [str(choice) for choice in get_args(hint)]) if isinstance(value, str) else ""
             given = f"{_shown(value)} ({type(value).__name__})"

@@ -13,8 +13,8 @@ from smallbert.model.mixing import Connections
 class ConnectLayers(Method):
     """Let every layer read a learned sum of all earlier layers instead of the one before it."""
 
-    dilation: int = 1  # read every so manieth state back
-    period: int = 1  # after every so manieth layer
+    dilation: int = 1  # of the states before, read each one that lies a multiple of this back
+    period: int = 1  # connect only behind layers whose number is a multiple of this
     lr: float = 1e-3
 
     def check(self) -> None:

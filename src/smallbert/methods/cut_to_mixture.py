@@ -30,14 +30,14 @@ class CutToMixture(Method):
         shares = encoder.reading
         if shares is None:
             raise UserError(
-                "cut_to_mixture cuts a model with a learned mixture, and this one has none: put mix_layers before it, "
-                "as in mix_layers | finetune | cut_to_mixture"
+                "cut_to_mixture cuts a model whose head reads one learned mixture for all texts; this one's does not: "
+                "put mix_layers before it, as in mix_layers | finetune | cut_to_mixture"
             )
         if self.weigh == "variation":
             weighed = [share * size for share, size in zip(shares, _variation(encoder, task), strict=True)]
             shares = [one / sum(weighed) for one in weighed]
         # The sum of all shares is 1 but for rounding, and must never ask for a layer that is not there.
-        enough = (number for number, sum_ in enumerate(accumulate(shares)) if sum_ >= self.mass - 1e-6)
+        enough = (number for number, below in enumerate(accumulate(shares)) if below >= self.mass - 1e-6)
         last = max(1, next(enough, len(encoder.order)))
         return {"layers": list(range(last)), "shares": [round(share, 4) for share in shares]}
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.model.mixing import Gates
+from smallbert.model.mixing import Gates, check_free
 
 
 class GateLayers(Method):
@@ -26,6 +26,11 @@ class GateLayers(Method):
         """At least one number in between."""
         if self.ratio < 1:
             raise UserError(f"gate_layers: ratio is a whole number from 1, not {self.ratio}")
+
+    def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
+        """One mixture to an encoder."""
+        check_free(encoder, self.name)
+        return {}
 
     def build(self, encoder: Any, plan: dict[str, Any]) -> None:
         """Two small maps and one scalar, learned at a rate of their own."""

@@ -7,7 +7,7 @@ from torch import nn
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.model.mixing import Mixture
+from smallbert.model.mixing import Mixture, check_free
 from smallbert.training.schedule import Schedule
 
 
@@ -30,6 +30,7 @@ class MixLayers(Method):
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """Which hidden states it reads, counted from the embedding output, number 0."""
+        check_free(encoder, self.name)
         count = len(encoder.order) + 1
         wanted = range(count) if self.layers is None else self.layers
         for number in wanted:

@@ -108,7 +108,7 @@ class Mixture(nn.Module):
         [0.02, 0.05, …, 0.61]
         """
         shares = torch.zeros(count)
-        shares[self.reads] = self.shares().detach().float().cpu()
+        shares[self.reads] = self.weights.detach().softmax(0).float().cpu()  # whatever layer dropout does just now
         if self.plain:
             gamma = float(self.gamma.detach())
             shares = gamma * shares
@@ -221,14 +221,13 @@ class Connections(nn.Module):
         self.rows = nn.ParameterList(_identity_row(place + 2) for place in range(count))
 
     def forward(self, place: int, states: list[Tensor]) -> Tensor:
-        """What follows the layer at a place, of all hidden states so far, its own output last."""
-        last = states[-1]
+        """What the layer behind a place reads, given the embedding output and what the layers so far made of theirs."""
+        last, row = states[-1], self.rows[place]
         if (place + 1) % self.period:
             return last
-        row = self.rows[place].float()
-        made = row[-1] * last
+        made = row[-1] * last.float()
         for back in range(self.dilation, len(states), self.dilation):
-            made = made + row[-1 - back] * states[-1 - back]
+            made = made + row[-1 - back] * states[-1 - back].float()
         return made.to(last.dtype)
 
     def keep(self, kept: list[int]) -> None:
@@ -236,6 +235,12 @@ class Connections(nn.Module):
         columns = [0] + [number + 1 for number in kept]
         rows = [self.rows[number].data[[c for c in columns if c <= number + 1]] for number in kept]
         self.rows = nn.ParameterList(nn.Parameter(row.clone()) for row in rows)
+
+
+def check_free(encoder: Any, name: str) -> None:
+    """Refuse to put a mixture in place of another, which would forget all that one has learned."""
+    if encoder.mixture is not None:
+        raise UserError(f"{name}: this encoder's head already reads a mixture of layers, and there can be only one")
 
 
 def _identity_row(length: int) -> nn.Parameter:

@@ -53,8 +53,8 @@ def walk(
         run = _caller(style, backbone, stack[number], arguments, place == 0, batch)
         hidden = run(hidden) if route is None else route(place, hidden, run)
         if connect is not None:
-            before.append(hidden)
-            hidden = before[-1] = connect(place, before)
+            before.append(hidden)  # as the layer made it, not as the next one reads it
+            hidden = connect(place, before)
         if place == len(order) - 1 and style.finish is not None:
             hidden = style.finish(backbone, hidden)
         yield hidden

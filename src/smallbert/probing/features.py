@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -134,3 +135,8 @@ def _clear_abandoned(folder: Path, name: str) -> None:
 def digest(value: Any) -> str:
     """Sixteen hex digits that tell values apart."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def file_name(task: str) -> str:
+    """The name of a task as part of a file's name."""
+    return re.sub(r"[^\w.-]+", "-", task)

@@ -13,14 +13,16 @@ from torch import Tensor, nn
 
 from smallbert.measuring.metrics import Score
 from smallbert.probing.features import Features, Say
-from smallbert.probing.layers import STRENGTHS, headline
+from smallbert.probing.layers import headline
 from smallbert.probing.roles import check_rows, labels_of
 from smallbert.tasks.task import Task
 
 STEPS = 600
+STRENGTHS = (1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)  # C of the classifier, chosen on the rows that choose
 BATCHES = 256, 1024  # examples at least, and at most where there are many
 RATE, SHARE_RATE = 1e-2, 5e-2  # the scalars have their own: softmax of a dozen numbers hardly moves at the other
 UNIFORM = 0.1  # bits; shares nearer to uniform than this have no centre worth the name
+ONE = 0.2  # bits; shares nearer than this to one layer alone are that layer
 SURE = 2.0  # standard errors
 
 
@@ -83,6 +85,7 @@ def probe_mixture(
         "classifier": f"softmax shares, gamma, linear layer; Adam, {steps} steps; C of {STRENGTHS}",
         "seeds": list(seeds),
         "strength": STRENGTHS[best],
+        "edge": best in (0, len(STRENGTHS) - 1),  # whether a better one may lie outside
         "score": {**_spread(values), "stderr": float(np.mean([each[-1]["stderr"] for each in scores]))},
         **describe_shares(shares, data.norms),
         "cumulative": describe_ladder(
@@ -159,7 +162,8 @@ def train_arms(
             order = np.concatenate([order, torch.randperm(len(target), generator=generator).numpy()])
         rows, order = order[:size], order[size:]
         loss = losses(run(data.batch("fit", rows)), target[torch.from_numpy(rows).to(device)])
-        (loss + hold * weight.square().sum((1, 2))).sum().backward()
+        # What is held back is what the classifier really multiplies by: gamma must not grow for it to shrink.
+        (loss + hold * (gamma * weight).square().sum((1, 2))).sum().backward()
         optimiser.step()
         optimiser.zero_grad()
         schedule.step()
@@ -220,12 +224,16 @@ def describe_shares(shares: np.ndarray, norms: np.ndarray) -> dict[str, Any]:
             "gravity": _spread([gravity(row) for row in each]),
             "bits": _spread([bits(row) for row in each]),
         }
-        near = found[name]["bits"]["mean"]
-        found[name]["says"] = (
-            f"the shares are nearly uniform (K = {near:.2f} bits), so their centre of gravity says nothing"
-            if near < UNIFORM
-            else None
-        )
+        near, most = found[name]["bits"]["mean"], math.log2(each.shape[1])
+        found[name]["says"] = None
+        if near < UNIFORM:
+            found[name]["says"] = (
+                f"the shares are nearly uniform (K = {near:.2f} bits), so their centre of gravity says nothing"
+            )
+        elif near > most - ONE:
+            found[name]["says"] = (
+                f"nearly all of it lies on one layer (K = {near:.2f} of {most:.2f} bits): a choice, not a centre"
+            )
     return found
 
 

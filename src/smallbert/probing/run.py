@@ -18,12 +18,11 @@ from smallbert.files import write_json
 from smallbert.make import Line, Say, Start, at_length, check_device, task_from
 from smallbert.measuring.card import machine, versions
 from smallbert.probing import layers, mixture
-from smallbert.probing.features import POOLS, Features, digest, facts_of, read_features
+from smallbert.probing.features import POOLS, Features, digest, facts_of, file_name, read_features
 from smallbert.probing.layers import chance, check_sklearn, probe_layers
 from smallbert.probing.mixture import probe_mixture
 from smallbert.probing.roles import arrange, check_rows, labels_of, repeated
 from smallbert.registry import did_you_mean
-from smallbert.report.probe import file_name
 from smallbert.tasks import TASKS, Task
 from smallbert.tasks.probing import FILES, PLACES
 from smallbert.tasks.reading import find_folder
@@ -101,7 +100,7 @@ PARTS: dict[str, Callable[[Work], dict[str, Any]]] = {
 }
 SETTINGS: dict[str, list[Any]] = {
     "layers": [layers.GRIDS, layers.STEPS, layers.MANY],
-    "mixture": [layers.STRENGTHS, mixture.STEPS, mixture.BATCHES, mixture.RATE, mixture.SHARE_RATE],
+    "mixture": [mixture.STRENGTHS, "held with gamma", mixture.STEPS, mixture.BATCHES, mixture.RATE, mixture.SHARE_RATE],
 }
 FROZEN = ("layers", "mixture")  # the parts that read one vector a text, and have random seeds
 

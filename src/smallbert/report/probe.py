@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smallbert.files import write_json, write_text
+from smallbert.probing.features import file_name
 from smallbert.report.plot import to_png
 
 if TYPE_CHECKING:
@@ -152,6 +152,8 @@ def warnings(result: Entry) -> list[str]:
         if "mixture" in entry:
             mixture = entry["mixture"]
             said += [f"{name}: {why}" for why in (mixture["plain"]["says"], mixture["cumulative"]["why"]) if why]
+            if mixture.get("edge"):
+                said.append(f"{name}: the best strength tried, C = {mixture['strength']:g}, is the last of its list")
         if "layers" in entry:
             late = [str(layer["layer"]) for layer in entry["layers"]["layers"] if not layer["converged"]]
             said += [f"{name}: the probe of layer {', '.join(late)} stopped at its last step"] if late else []
@@ -250,8 +252,3 @@ def write_probe(result: Entry, out: Path | str) -> list[Path]:
     for name, paint in pictures.items() if drawn else ():
         paint(out / name)
     return [out / name for name in ("probe.json", "probe.md", *(pictures if drawn else ()))]
-
-
-def file_name(task: str) -> str:
-    """The name of a task as part of a file's name."""
-    return re.sub(r"[^\w.-]+", "-", task)

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,8 @@ def _draw_states(
         return math.log10(max(value, SMALL)) if by_size else value
 
     grid = [[shown(row[state]) for row in table] for state in range(len(table[0]))]
-    edges = [steps[0] - (steps[1] - steps[0] if len(steps) > 1 else 1), *steps]
+    wide = (steps[1] - steps[0]) / 2 if len(steps) > 1 else 0.5  # a look stands in the middle of its cell
+    edges = [steps[0] - wide, *((a + b) / 2 for a, b in pairwise(steps)), steps[-1] + wide]
     mesh = axes.pcolormesh(edges, [n - 0.5 for n in range(len(grid) + 1)], grid, cmap="viridis", rasterized=True)
     bar = figure.colorbar(mesh, cax=axes.inset_axes((1.012, 0.0, 0.012, 1.0)))
     bar.outline.set_visible(False)
