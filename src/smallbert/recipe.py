@@ -201,7 +201,7 @@ def read_tree(node: ast.AST | None, text: str) -> Recipe:
                     phase = together(phase, part)
             return Recipe(phase)
         case ast.BinOp(op=ast.Sub()):
-            if (name := ast.unparse(node).replace(" ", "")) in PRESETS:
+            if (name := (ast.get_source_segment(text, node) or "").replace(" ", "")) in PRESETS:
                 return Recipe(PRESETS[name].recipe)
             raise error_at(f"- cannot join methods, and a name is written with _ instead; {SYNTAX}", node, text)
         case ast.Name(id=name):
