@@ -201,7 +201,7 @@ def read_tree(node: ast.AST | None, text: str) -> Recipe:
                     phase = together(phase, part)
             return Recipe(phase)
         case ast.BinOp(op=ast.Sub()):
-            if (name := (ast.get_source_segment(text, node) or "").replace(" ", "")) in PRESETS:
+            if (name := _dashed(node)) in PRESETS:
                 return Recipe(PRESETS[name].recipe)
             raise error_at(f"- cannot join methods, and a name is written with _ instead; {SYNTAX}", node, text)
         case ast.Name(id=name):
@@ -211,6 +211,16 @@ def read_tree(node: ast.AST | None, text: str) -> Recipe:
         case ast.Set():
             raise _space(node, text)
     raise error_at(f"this is no method; {SYNTAX}", node, text)
+
+
+def _dashed(node: ast.expr) -> str:
+    """A preset's name as tables spell it, half-int8, which Python reads as a difference; "" where it is none."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.BinOp(left=left, op=ast.Sub(), right=ast.Name(id=name)) if before := _dashed(left):
+            return f"{before}-{name}"
+    return ""
 
 
 def _read_text(text: str) -> Recipe:
