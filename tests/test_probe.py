@@ -108,7 +108,7 @@ def test_labels_that_nothing_knows_are_not_found():
     layers = probe_layers(features, task, [0], quiet)
     assert all(abs(layer["selectivity"]["value"]) < 12 for layer in layers["layers"])
     ladder = probe_mixture(features, task, [0], quiet, steps=60)["cumulative"]
-    assert ladder["expected_layer"] is None and "within the noise" in ladder["why"]
+    assert ladder["expected_layer"] is None and "not clearly above the noise" in ladder["why"]
 
 
 def test_regression_and_many_classes():

@@ -249,7 +249,9 @@ def describe_ladder(values: list[list[float]], errors: list[float]) -> dict[str,
     total, noise = float(gains.sum()), float(np.hypot(errors[0], errors[-1]))
     if total > SURE * noise:
         return {**found, "expected_layer": float(np.arange(1, len(mean)) @ gains / total), "why": None}
-    why = f"all layers together gain {total:+.1f} points over layer 0, within the noise of {SURE * noise:.1f}"
+    why = (
+        f"all layers together gain {total:+.1f} points over layer 0, not clearly above the noise of {SURE * noise:.1f}"
+    )
     return {**found, "expected_layer": None, "why": why}
 
 

@@ -38,10 +38,10 @@ def render_overview(folder: Path | str) -> str:
         studies = sorted(path.parent for path in topic.rglob("study.json"))
         cards = [card for card in load_cards(topic) if not studies]
         records = _records(topic)
-        if cards or records or studies:
+        probes = sorted(path.parent for path in topic.rglob("probe.json"))
+        if cards or records or studies or probes:
             parts.append(f"## {topic.name.replace('_', ' ')}\n")
-        for study in studies:
-            parts.append(_study(study, folder))
+        parts += [_study(study, folder) for study in studies] + [_probe(probe, folder) for probe in probes]
         if cards:
             parts.append(
                 _table([row for task in sorted({card["task"] for card in cards}) for row in _rows(cards, task)])
@@ -62,6 +62,14 @@ def _study(study: Path, folder: Path) -> str:
     found = json.loads((study / "study.json").read_text(encoding="utf-8"))
     where = (study / "study.md").relative_to(folder).as_posix()
     return f"[{where}]({where}), {len(found['runs'])} runs. {' '.join(found['sentences'])}\n\n" + _commands(
+        [found["command"]]
+    )
+
+
+def _probe(probe: Path, folder: Path) -> str:
+    found = json.loads((probe / "probe.json").read_text(encoding="utf-8"))
+    where, tasks = (probe / "probe.md").relative_to(folder).as_posix(), ", ".join(t["task"] for t in found["tasks"])
+    return f"[{where}]({where}): what the layers of {found['model']} know, on {tasks}.\n\n" + _commands(
         [found["command"]]
     )
 

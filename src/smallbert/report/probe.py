@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 NONE = "-"
 Entry = dict[str, Any]
 
+SHORT = 5.0  # points below the best layer at which a mixture was not trained well enough to be read
+
 
 class Column(NamedTuple):
     """One column: its heading, the part it needs, what it means, and how to read it out of a task's entry."""
@@ -152,6 +154,12 @@ def warnings(result: Entry) -> list[str]:
         if "mixture" in entry:
             mixture = entry["mixture"]
             said += [f"{name}: {why}" for why in (mixture["plain"]["says"], mixture["cumulative"]["why"]) if why]
+            best = max(layer["score"]["value"] for layer in entry["layers"]["layers"]) if "layers" in entry else 0.0
+            if mixture["score"]["mean"] < best - SHORT:
+                reached = f"{mixture['score']['mean']:.1f} against {best:.1f}"
+                said.append(
+                    f"{name}: the mixture did not find what the best layer knows ({reached}); read no depth from it"
+                )
             if mixture.get("edge"):
                 said.append(f"{name}: the best strength tried, C = {mixture['strength']:g}, is the last of its list")
         if "layers" in entry:
