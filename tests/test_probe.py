@@ -454,7 +454,9 @@ def test_the_page_says_what_the_numbers_do_not(found):
     assert widths == {12, DEPTH + 2}
     assert "probe.png" not in render_markdown(result, drawn=False)
     unsure = {**entry, "mixture": {**entry["mixture"], "cumulative": describe_ladder([[50, 51]], [2, 2])}}
-    assert "within the noise" in warnings({**result, "tasks": [unsure]})[-1]
+    assert "above the noise" in warnings({**result, "tasks": [unsure]})[-1]
+    stuck = {**entry, "mixture": {**entry["mixture"], "score": {"mean": 40.0, "sd": None}}}
+    assert "did not find what the best layer knows" in "".join(warnings({**result, "tasks": [stuck]}))
 
 
 def test_the_picture_marks_the_best_layer_and_the_centre(found):
