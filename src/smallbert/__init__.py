@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Where each name lives. Nothing is imported until it is asked for, so that `import smallbert` stays instant.
 NAMES = {
