@@ -16,7 +16,8 @@ from smallbert.measuring.budget import Budget
 from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.shelf import load_cards, save_card
 from smallbert.report import format_rows, render_table, write_report
-from smallbert.report.plot import COLOURS, NARROW, WIDE, Box, Point, draw, place_labels, to_svg
+from smallbert.report.figure import COLOURS
+from smallbert.report.plot import NARROW, WIDE, Box, Point, draw, place_labels, to_svg
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 

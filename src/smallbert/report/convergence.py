@@ -1,12 +1,11 @@
 """Pictures of a study: every run as a dot, the means over them, against a setting that was varied or arm by arm."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smallbert.errors import UserError
 from smallbert.measuring.findings import Cell, are_numbers
-from smallbert.report.plot import COLOURS, WIDE, to_png
+from smallbert.report.figure import COLOURS, new_figure, strip_frame
+from smallbert.report.plot import WIDE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,13 +18,7 @@ SPREAD = 0.13  # of the room of an arm, over which its runs are spread
 
 def draw_study(cells: Sequence[Cell], metric: str, setting: str | None, chance: float | None = None) -> "Figure":
     """The score of one task's runs against the setting that was varied, or against the arm where none was."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError("figures need matplotlib; run: pip install -e '.[report]'") from error
-    figure = Figure(figsize=WIDE, dpi=100, facecolor=COLOURS["paper"])
-    FigureCanvasAgg(figure)
+    figure = new_figure(WIDE)
     axes = figure.add_axes((0.075, 0.13, 0.9, 0.77))
     place, ticks, labels = _places(cells, setting)
     arms = list(dict.fromkeys(cell.arm for cell in cells))
@@ -41,11 +34,6 @@ def draw_study(cells: Sequence[Cell], metric: str, setting: str | None, chance: 
     if setting is not None:
         axes.legend(frameon=False, fontsize=9, loc="best")
     return figure
-
-
-def write_picture(figure: "Figure", path: Path) -> None:
-    """Write a picture, whole or not at all."""
-    to_png(figure, path)
 
 
 def _diverged(cell: Cell) -> int:
@@ -98,12 +86,6 @@ def _frame(axes: "Axes", ticks: list[float], labels: list[str], title: str, sett
     axes.set_xticks(ticks, wrapped)
     room = 0.5 if setting is None else (max(ticks) - min(ticks) or 1.0) * 0.06
     axes.set_xlim(min(ticks) - room, max(ticks) + room)
-    axes.set_facecolor("none")
-    axes.grid(axis="y", color=COLOURS["rule"], linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "left", "right"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(axis="both", colors=COLOURS["muted"], labelsize=9, length=0)
-    axes.set_title(title, loc="left", fontsize=10, color=COLOURS["ink"])
+    strip_frame(axes, "y", title)
     if setting is not None:
         axes.set_xlabel(setting, fontsize=9.5, color=COLOURS["ink"])

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from smallbert.errors import UserError
 from smallbert.measuring.findings import BEYOND, Pair
 from smallbert.report.convergence import LINES
-from smallbert.report.plot import COLOURS
+from smallbert.report.figure import COLOURS, new_figure, strip_frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,19 +17,13 @@ ROW = 0.42  # inches a task
 
 def draw_differences(pairs: Sequence[Pair]) -> "Figure":
     """Differences from the first arm over paired seeds, with bars of two standard errors; x where runs diverged."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError("figures need matplotlib; run: pip install -e '.[report]'") from error
     first = pairs[0].one.arm
     pairs = [pair for pair in pairs if pair.one.arm == first]
     tasks, arms = (
         list(dict.fromkeys(names)) for names in zip(*((p.one.task, p.other.arm) for p in pairs), strict=True)
     )
     height = 1.45 + ROW * len(tasks)
-    figure = Figure(figsize=(7.6, height), dpi=100, facecolor=COLOURS["paper"])
-    FigureCanvasAgg(figure)
+    figure = new_figure((7.6, height))
     axes = figure.add_axes((0.13, 0.75 / height, 0.84, 1 - 1.28 / height))
     for number, arm in enumerate(arms):
         shift = (number - (len(arms) - 1) / 2) * 0.7 / max(len(arms), 2)
@@ -50,20 +43,13 @@ def draw_differences(pairs: Sequence[Pair]) -> "Figure":
         axes.minorticks_off()
     axes.set_yticks(range(len(tasks)), tasks)
     axes.set_ylim(len(tasks) - 0.5, -0.5)
-    axes.set_facecolor("none")
-    axes.grid(axis="x", color=COLOURS["rule"], linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "left", "right"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(axis="both", colors=COLOURS["muted"], labelsize=9, length=0)
+    strip_frame(axes, "x", "" if len(arms) > 1 else f"{arms[0]} against {first}")
     scale = ", drawn ever tighter beyond 1" if axes.get_xscale() == "symlog" else ""
     marks = "; x: some diverged and are counted with their scores" if any(map(_diverged, pairs)) else ""
     label = f"points from {first}{scale}\nbars are two standard errors over seeds{marks}"
     axes.set_xlabel(label, fontsize=8.5, color=COLOURS["ink"])
     if len(arms) > 1:
         axes.legend(frameon=False, fontsize=8.5, ncols=len(arms), loc="lower left", bbox_to_anchor=(-0.02, 1.0))
-    else:
-        axes.set_title(f"{arms[0]} against {first}", loc="left", fontsize=10, color=COLOURS["ink"])
     return figure
 
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smallbert.errors import UserError
-from smallbert.report.plot import COLOURS, _font, to_png
+from smallbert.report.figure import COLOURS, font_name, new_figure, to_png
 from smallbert.report.table import NONE, three_digits
 
 if TYPE_CHECKING:
@@ -128,20 +127,13 @@ def draw(found: dict[str, Any], path: Path | str) -> None:
 
 def figure_of(found: dict[str, Any]) -> "Figure":
     """The picture: one large map for importance, small ones for attention, each on a scale of its own from 0."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError("a picture needs matplotlib; run: pip install -e '.[report]'") from error
-
     importance, attention = found["importance"], found["attention"]
     panels = [(TITLES[name][0], attention[name], attention["even"][name]) for name in _shown(attention)]
     across, down = -(-len(panels) // 2), min(2, len(panels))
     large = 2 * SMALL + BETWEEN[1] if importance or down == 2 else SMALL
     start = LEFT + (large + BETWEEN[0] if importance else 0)
     wide, high = start + across * (SMALL + BETWEEN[0]), TOP + large + BOTTOM
-    figure = Figure(figsize=(wide, high), dpi=100, facecolor=COLOURS["paper"])
-    FigureCanvasAgg(figure)
+    figure = new_figure((wide, high))
 
     def axes_at(left: float, top: float, width: float, height: float) -> "Axes":
         return figure.add_axes((left / wide, (high - top - height) / high, width / wide, height / high))
@@ -162,7 +154,7 @@ def figure_of(found: dict[str, Any]) -> "Figure":
             axes.set_yticklabels([])
         if row + 1 < down:
             axes.set_xticklabels([])
-    look: dict[str, Any] = {"fontsize": 8.5, "color": COLOURS["muted"], "fontfamily": _font()}
+    look: dict[str, Any] = {"fontsize": 8.5, "color": COLOURS["muted"], "fontfamily": font_name()}
     told = "across: heads; up: layers, the last at the top; both count from 1"
     told += "; each map has its own scale; even: what attending to the whole text alike gives" if panels else ""
     figure.text(LEFT / wide, 0.1 / high, told, **look)
@@ -179,13 +171,13 @@ def _heat(axes: "Axes", bar: "Axes", values: list[list[float]], title: str, abou
     for axis, count in ((axes.xaxis, len(values[0])), (axes.yaxis, len(values))):
         step = -(-count // 12)
         axis.set_ticks([number + 0.5 for number in range(0, count, step)], [str(n + 1) for n in range(0, count, step)])
-    axes.tick_params(colors=COLOURS["muted"], labelsize=6.5, length=0, pad=2, labelfontfamily=_font())
+    axes.tick_params(colors=COLOURS["muted"], labelsize=6.5, length=0, pad=2, labelfontfamily=font_name())
     axes.figure.colorbar(drawn, cax=bar, ticks=[0, most]).outline.set_visible(False)
     bar.set_yticklabels(["0", three_digits(most)])
-    bar.tick_params(colors=COLOURS["muted"], labelsize=7, length=0, pad=2, labelfontfamily=_font())
+    bar.tick_params(colors=COLOURS["muted"], labelsize=7, length=0, pad=2, labelfontfamily=font_name())
     for spine in axes.spines.values():
         spine.set_visible(False)
-    spot: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "fontfamily": _font()}
+    spot: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "fontfamily": font_name()}
     axes.annotate(title, (0, 1), (0, 15), fontsize=9.5, color=COLOURS["ink"], **spot)
     axes.annotate(about, (0, 1), (0, 5), fontsize=7.5, color=COLOURS["muted"], **spot)
 

@@ -10,6 +10,7 @@ from smallbert.measuring.budget import Budget, best, frontier, show
 from smallbert.measuring.card import MACHINERY_CHECK, Card, number
 from smallbert.measuring.groups import score_of, short_recipes
 from smallbert.report import plot
+from smallbert.report.figure import COLOURS, to_png
 from smallbert.report.table import Row, make_rows, shown_columns, task_key, three_digits
 
 PLOTS = {  # what is drawn against the score: title of the plot, title of the axis, units of a card in one of the axis
@@ -47,7 +48,7 @@ def write_report(cards: Sequence[Card], folder: Path | str, title: str, budget: 
         budget=budget,
         machinery_check=kinds == {MACHINERY_CHECK},
         places=_places(cards),
-        colours=plot.COLOURS,
+        colours=COLOURS,
     )
     write_json(folder / "cards.json", list(cards))
     write_text(folder / "index.html", page + "\n")
@@ -130,7 +131,7 @@ def _plots(
             figure = plot.draw(points, axis, metric, inches, limit)
             svgs[shape] = plot.to_svg(figure, points, f"{prefix}-{kind}-{shape}", about)
             if kind == "size" and shape == "wide":
-                plot.to_png(figure, picture)
+                to_png(figure, picture)
         made.append({"title": title, "caption": _caption(kind, drawn, rows, points), **svgs})
     return made
 

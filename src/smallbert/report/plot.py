@@ -6,21 +6,15 @@ import math
 import re
 import textwrap
 from collections.abc import Sequence
-from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smallbert.errors import UserError
-from smallbert.files import write_file
+from smallbert.report.figure import COLOURS, font_name, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Each role has its own colour, so that the SVG can name the role where the PNG has the colour.
-COLOURS = {"ink": "#1d1c1a", "muted": "#77726a", "rule": "#e4e0d9", "accent": "#b3362b", "paper": "#fffefd"}
-FONTS = ("Helvetica Neue", "Helvetica", "Arial", "Liberation Sans", "DejaVu Sans")
 LOG_FROM = 4.0  # a logarithmic axis where the largest is more than so many times the smallest
 NEAR = 11.0  # pixels; a label farther from its point is joined to it by a line
 MANY = 14  # with more points than this only those on the frontier are named
@@ -62,14 +56,7 @@ def draw(
     limit: tuple[float, str] | None = None,
 ) -> "Figure":
     """Draw points with error bars, the frontier, a name at each point, and the budget's limit on x if there is one."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError("a report needs matplotlib; run: pip install -e '.[report]'") from error
-
-    figure = Figure(figsize=inches, dpi=100, facecolor=COLOURS["paper"])
-    FigureCanvasAgg(figure)
+    figure = new_figure(inches)
     axes = figure.add_axes((0.42 / inches[0], 0.62 / inches[1], 1 - 0.6 / inches[0], 1 - 1.12 / inches[1]))
     _frame(axes, points, x_title, y_title)
     line = _staircase(points)
@@ -96,11 +83,6 @@ def _staircase(points: Sequence[Point]) -> list[tuple[float, float]]:
     for x, y in line[1:]:
         corners += [(x, corners[-1][1]), (x, y)]
     return corners
-
-
-def to_png(figure: "Figure", path: Path | str) -> None:
-    """Write a figure as a picture, whole or not at all."""
-    write_file(path, lambda aside: figure.savefig(aside, format="png", dpi=200))
 
 
 def to_svg(figure: "Figure", points: Sequence[Point], prefix: str, about: str) -> str:
@@ -218,8 +200,8 @@ def _frame(axes: "Axes", points: Sequence[Point], x_title: str, y_title: str) ->
     axes.tick_params(axis="both", colors=COLOURS["muted"], labelsize=9, length=0, pad=5)
     axes.tick_params(axis="x", length=4, color=COLOURS["ink"])
     for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-        text.set_fontfamily(_font())
-    written: dict[str, Any] = {"color": COLOURS["ink"], "fontsize": 9.5, "fontfamily": _font()}
+        text.set_fontfamily(font_name())
+    written: dict[str, Any] = {"color": COLOURS["ink"], "fontsize": 9.5, "fontfamily": font_name()}
     axes.annotate(y_title, (0, 1), (-30, 14), xycoords="axes fraction", textcoords="offset points", **written)
     below: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
     axes.annotate(x_title, (1, 0), (0, -24), **below, **written)
@@ -239,7 +221,7 @@ def _draw_limit(axes: "Axes", value: float, text: str) -> list[Box]:
     """Draw the budget's limit and give the boxes of its line and its text."""
     axes.axvline(value, color=COLOURS["ink"], linewidth=0.9, linestyle=(0, (3, 3)), alpha=0.6, zorder=1)
     spot: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top"}
-    look: dict[str, Any] = {"fontsize": 8.5, "fontfamily": _font(), "color": COLOURS["ink"], "style": "italic"}
+    look: dict[str, Any] = {"fontsize": 8.5, "fontfamily": font_name(), "color": COLOURS["ink"], "style": "italic"}
     written = axes.annotate(text, (value, 1), (-4, 2), ha="right", **spot, **look)
     renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
     inner, x = axes.get_window_extent(renderer), float(axes.transData.transform((value, 1))[0])
@@ -260,7 +242,9 @@ def _draw_labels(figure: "Figure", axes: "Axes", points: Sequence[Point], taken:
         name = re.sub(r"([|+]) ", "\\1\u00a0", point.name)  # a line starts with the sign, it does not end with it
         written = "\n".join(textwrap.wrap(name, wrap, max_lines=lines, placeholder=" …", break_on_hyphens=False))
         texts.append(
-            axes.annotate(written, (point.x, point.y), fontfamily=_font(), linespacing=1.1, parse_math=False, **look)
+            axes.annotate(
+                written, (point.x, point.y), fontfamily=font_name(), linespacing=1.1, parse_math=False, **look
+            )
         )
     sizes = []
     for text in texts:
@@ -299,12 +283,3 @@ def _move(figure: "Figure", axes: "Axes", text: Any, box: Box, anchor: tuple[flo
     if math.dist(near, anchor) > NEAR:
         ends = axes.transData.inverted().transform([anchor, near])
         axes.plot(ends[:, 0], ends[:, 1], color=COLOURS["muted"], linewidth=0.6, alpha=0.7, zorder=1)
-
-
-@cache
-def _font() -> str:
-    """The first of our fonts that is there; asking for one that is not would make matplotlib complain."""
-    from matplotlib.font_manager import fontManager
-
-    there = set(fontManager.get_font_names())
-    return next((font for font in FONTS if font in there), "sans-serif")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smallbert.files import write_json, write_text
 from smallbert.probing.features import file_name
-from smallbert.report.plot import to_png
+from smallbert.report.figure import to_png
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smallbert.errors import UserError
-from smallbert.report.plot import COLOURS, _font
+from smallbert.report.figure import COLOURS, font_name, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,18 +20,12 @@ PALE = 0.55  # of the way to full colour; above this numbers are written light o
 
 def draw(result: dict[str, Any]) -> Figure:
     """Draw the frozen scores of every layer, and below them the shares of the mixture, where they were computed."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError("a picture needs matplotlib; run: pip install -c constraints.txt -e '.[report]'") from error
     panels = [panel for part, panel in (("layers", _scores), ("mixture", _shares)) if part in result["parts"]]
     tasks, depth = result["tasks"], result["layers"] + 1
     cell = min(CELL, (WIDEST - LEFT - RIGHT) / depth)
     wide = LEFT + RIGHT + cell * depth
     each = TITLE + HIGH * len(tasks) + FOOT
-    figure = Figure(figsize=(wide, each * len(panels) + 0.45), dpi=100, facecolor=COLOURS["paper"])
-    FigureCanvasAgg(figure)
+    figure = new_figure((wide, each * len(panels) + 0.45))
     tall = figure.get_figheight()
     _write(figure.text, 0.12 / wide, 1 - 0.3 / tall, f"What the layers of {result['model']} know", 12.5, weight="bold")
     for place, panel in enumerate(panels):
@@ -108,7 +101,7 @@ def _grid(
             _write(axes.text, place, row, text, size, colour, ha="center", va="center")
     axes.set_xticks(range(shade.shape[1]), ["emb", *map(str, range(1, shade.shape[1]))])
     axes.set_yticks(range(shade.shape[0]), [_short(entry["task"]) for entry in result["tasks"]])
-    axes.tick_params(length=0, pad=5, labelsize=9, colors=COLOURS["ink"], labelfontfamily=_font())
+    axes.tick_params(length=0, pad=5, labelsize=9, colors=COLOURS["ink"], labelfontfamily=font_name())
     axes.tick_params(axis="x", colors=COLOURS["muted"])
     for side in axes.spines.values():
         side.set_visible(False)
@@ -133,4 +126,4 @@ def _short(name: str) -> str:
 
 
 def _write(text: Any, x: float, y: float, words: str, size: float, role: str = "ink", **look: Any) -> None:
-    text(x, y, words, fontsize=size, color=COLOURS[role], fontfamily=_font(), parse_math=False, **look)
+    text(x, y, words, fontsize=size, color=COLOURS[role], fontfamily=font_name(), parse_math=False, **look)

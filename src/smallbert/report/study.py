@@ -19,8 +19,9 @@ from smallbert.measuring.findings import (
     gather,
     pair_up,
 )
-from smallbert.report.convergence import draw_study, write_picture
+from smallbert.report.convergence import draw_study
 from smallbert.report.differences import draw_differences
+from smallbert.report.figure import to_png
 from smallbert.report.sheets import About, Sheet, pairs_sheet, seeds_sheet, tasks_sheet, varied_sheet
 
 
@@ -148,13 +149,13 @@ def _draw(report: Report, out: Path) -> list[str]:
     """One picture of all tasks where there are several and nothing was varied, else one a task; gives their names."""
     tasks, setting = report.about.tasks, report.about.setting
     if len(tasks) > 1 and setting is None and report.pairs:
-        write_picture(draw_differences(report.pairs), out / "differences.png")
+        to_png(draw_differences(report.pairs), out / "differences.png")
         return ["differences.png"]
     pictures = []
     for task, (metric, _, chance) in tasks.items():
         cells = [cell for cell in report.cells if cell.task == task]
         if sum(cell.all.n for cell in cells) > 1:
             name = re.sub(r"[^\w-]+", "_", f"{task}-{setting or 'seeds'}").strip("_") + ".png"
-            write_picture(draw_study(cells, metric, setting, chance), out / name)
+            to_png(draw_study(cells, metric, setting, chance), out / name)
             pictures.append(name)
     return pictures

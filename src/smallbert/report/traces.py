@@ -8,9 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smallbert.errors import UserError
 from smallbert.measuring.card import Card
-from smallbert.report.plot import COLOURS, to_png
+from smallbert.report.figure import COLOURS, new_figure, strip_frame, to_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,16 +27,10 @@ PANELS = (
 
 def draw_watch(looks: Sequence[Look], title: str) -> "Figure":
     """Accuracy, loss and density over the steps, and below them hidden states by steps, the last state on top."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError("figures need matplotlib; run: pip install -e '.[report]'") from error
     steps, values = [look["step"] for look in looks], [look["value"] for look in looks]
     panels = [panel for panel in PANELS if panel[0] in values[0]]
     height = 1.9 + 1.75 * len(panels)
-    figure = Figure(figsize=(8.4, height), dpi=100, facecolor=COLOURS["paper"])
-    FigureCanvasAgg(figure)
+    figure = new_figure((8.4, height))
     rows = figure.subplots(len(panels) + 1, 1, sharex=True, squeeze=False, gridspec_kw={"hspace": 0.5})[:, 0]
     figure.subplots_adjust(left=0.07, right=0.9, top=1 - 0.5 / height, bottom=0.5 / height)
     _draw_lines(rows[0], steps, values, title)
@@ -71,8 +64,7 @@ def _draw_lines(axes: "Axes", steps: list[int], values: list[Look], title: str) 
             axes.plot(steps, line, color=colour, linewidth=1.4, label=f"{name}, %")
     axes.set_ylim(0, 104)
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 0.98))
-    axes.grid(axis="y", color=COLOURS["rule"], linewidth=0.8)
-    _frame(axes, title)
+    strip_frame(axes, "y", title, labels=8)
 
 
 def _draw_states(
@@ -93,12 +85,4 @@ def _draw_states(
     if by_size:
         bar.ax.yaxis.set_major_formatter(lambda value, _: f"1e{value:.0f}" if abs(value - round(value)) < 1e-6 else "")
     axes.set_yticks(range(0, len(grid), max(1, (len(grid) - 1) // 4)))
-    _frame(axes, about)
-
-
-def _frame(axes: "Axes", title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=9, color=COLOURS["ink"])
-    axes.set_facecolor("none")
-    for side in ("top", "left", "right"):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(axis="both", colors=COLOURS["muted"], labelsize=8, length=0)
+    strip_frame(axes, None, about, labels=8)
