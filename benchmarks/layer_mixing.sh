@@ -43,7 +43,7 @@ cures)  # does anything else save the plain model?
       mix_layers(layers=[-1]) + movement(keep=0.1, $masks) + $loop;
       magnitude(keep=0.1, $masks) + $loop" ;;
 convergence)  # the paper's Figure 5
-  study --task mrpc,snli --seeds 9,25,39 --names "last layer; mixture" --vary epochs=0.25,0.5,1,2,4 \
+  study --task mrpc,cola,rte --seeds 9,25,39 --names "last layer; mixture" --vary epochs=0.25,0.5,1,2,4 \
     --recipes "$last; mix_layers | $last" ;;
 *) echo "unknown study: $what"; exit 2 ;;
 esac
