@@ -1,12 +1,12 @@
 # The studies of results/layer_mixing: what a learned mixture of layers does, alone and under pruning, with its controls.
 #
-#   bash benchmarks/layer_mixing.sh WHAT e5-small DATA runs [JOBS]
+#   bash benchmarks/layer_mixing.sh WHAT e5-small DATA runs [JOBS [OPTIONS OF STUDY, such as --report-only --pack]]
 #
 # WHAT is tasks, large, probing, rebuilt, pruning, cures or convergence; DATA holds glue/, snli/, squad/ and probing/.
 # A study goes on where it was when it is run again; `--pack` then puts its cards into one file.
 set -e
-what=$1 model=$2 data=$3 out=$4 jobs=${5:-8}
-study() { python3 -m smallbert study "$model" --data "$data" --jobs "$jobs" --out "$out/$what" "$@"; }
+what=$1 model=$2 data=$3 out=$4 jobs=${5:-8} more=("${@:6}")
+study() { python3 -m smallbert study "$model" --data "$data" --jobs "$jobs" --out "$out/$what" "$@" "${more[@]}"; }
 last="finetune(epochs=3, lr=5e-5)"
 masks="begin=0.125, finish=0.875"
 loop="watch(500) + train(epochs=8, lr=3e-5, warmup=0.125, weight_decay=0.0, freeze='embeddings')"
