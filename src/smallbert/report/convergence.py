@@ -1,5 +1,6 @@
 """Pictures of a study: every run as a dot, the means over them, against a setting that was varied or arm by arm."""
 
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,8 @@ def _draw_arm(
 
 
 def _frame(axes: "Axes", ticks: list[float], labels: list[str], title: str, setting: str | None) -> None:
-    wrapped = [label if len(label) < 28 else f"{label[:27]}…" for label in labels]
+    wide = max(9, 84 // len(labels))  # letters that have room below a tick
+    wrapped = ["\n".join(textwrap.wrap(label, wide, max_lines=3, placeholder=" …")) for label in labels]
     axes.set_xticks(ticks, wrapped)
     room = 0.5 if setting is None else (max(ticks) - min(ticks) or 1.0) * 0.06
     axes.set_xlim(min(ticks) - room, max(ticks) + room)
