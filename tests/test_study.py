@@ -22,7 +22,7 @@ from smallbert.files import alone_in, write_json
 from smallbert.jobs import WorkerLost
 from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.findings import Result, conclude, find_convergence, gather, marks_by_chance, pair_up
-from smallbert.measuring.shelf import load_cards
+from smallbert.measuring.shelf import load_cards, pack_cards
 from smallbert.model.encoder import fingerprint
 from smallbert.recipe import Recipe
 from smallbert.report.sheets import About, seeds_sheet
@@ -159,6 +159,19 @@ def test_other_kinds_splits_and_kept_models(start, tmp_path):
     # The same work scored on other examples is another card.
     dev = replace(asked, split="dev")
     assert {result.status for result in study.results_of(dev, bench)} == {"not run"}
+
+
+def test_packed_cards_outlive_settings_that_came_later(start, tmp_path):
+    asked, bench = make_study(start, tmp_path, FIRST, seeds=[0])
+    study.run_study(asked, bench)
+    path = pack_cards(tmp_path)
+    written = json.loads(path.read_text(encoding="utf-8"))
+    assert ", compile=None" in written["recipe"]
+    older = written | {"recipe": written["recipe"].replace(", compile=None", "")}  # as before there was such a setting
+    for text, known in ((older["recipe"], True), ("gone_since(keep=3)", False)):
+        path.write_text(json.dumps(older | {"recipe": text}), encoding="utf-8")
+        bench.packed = study.open_packed(path)
+        assert (study.results_of(asked, bench)[0].status == "ok") is known
 
 
 def test_too_little_memory_is_an_error_only_while_others_run(start, tmp_path, monkeypatch):

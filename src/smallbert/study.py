@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,7 @@ from smallbert.make import (
     why_of,
     work_key,
 )
-from smallbert.measuring.card import MACHINERY_CHECK, RESULT, Card, number
+from smallbert.measuring.card import MACHINERY_CHECK, RESULT, Card, card_key, number
 from smallbert.measuring.findings import Result
 from smallbert.measuring.shelf import PACK, load_card, load_pack
 from smallbert.recipe import Recipe
@@ -103,7 +104,17 @@ def open_bench(study: Study, line: Line = to_stderr) -> Bench:
     tasks = {name: at_length(start, task, study.length) for name, task in tasks.items()}
     for task in tasks.values():
         task.split(study.split)
-    return Bench(start, tasks, packed=load_pack(study.out / PACK))
+    return Bench(start, tasks, packed=open_packed(study.out / PACK))
+
+
+def open_packed(path: Path) -> dict[str, Card]:
+    """Cards of earlier runs by the keys that their work has today: a setting that came later counts as its default."""
+    found = {}
+    for key, card in load_pack(path).items():
+        with suppress(UserError):  # a recipe that cannot be read any more keeps the key it had
+            key = card_key(**card | {"recipe": Recipe(card["recipe"]).key()})
+        found[key] = card
+    return found
 
 
 def plan(study: Study, bench: Bench) -> list[list[Piece]]:
