@@ -29,7 +29,7 @@ from smallbert.methods import METHODS, Method
 from smallbert.model.heads import KINDS
 from smallbert.tasks.task import Split
 from smallbert.training import loop
-from smallbert.training.conditions import other_dropout
+from smallbert.training.conditions import COMPILE_PAYS, other_dropout, pays_to_compile
 from smallbert.training.loop import take_step
 from smallbert.training.phase import Phase
 from smallbert.training.precision import round_weights
@@ -365,3 +365,15 @@ def test_half_precision_trains_every_family(family, monkeypatch):
     near, far = scores_of(half, TASK), scores_of(run("head", small(family), TASK).encoder, TASK)
     there = scores_of(whole, TASK)
     assert not torch.equal(near, there) and (near - there).norm() < 0.3 * (far - there).norm()
+
+
+def test_whether_layers_are_compiled_does_not_change_when_a_phase_goes_on(encoder, monkeypatch, tmp_path):
+    assert pays_to_compile(None, COMPILE_PAYS) and not pays_to_compile(None, COMPILE_PAYS - 1)
+    assert pays_to_compile(True, 1) and not pays_to_compile(False, COMPILE_PAYS)
+    phase, asked = phase_of("train(epochs=3, batch=8, lr=0.003)", encoder, TASK), []
+    monkeypatch.setattr(
+        loop, "load_checkpoint", lambda phase, work, key: setattr(phase, "step", phase.total - 1) or True
+    )
+    monkeypatch.setattr(loop, "pays_to_compile", lambda setting, total: bool(asked.append((setting, total))))
+    loop.train(phase, lambda *_: None, tmp_path)
+    assert asked == [(None, 9)] and phase.step == 9

@@ -18,7 +18,7 @@ from smallbert.model.anatomy import anatomy
 from smallbert.model.batch import Batch
 from smallbert.processes import processes
 from smallbert.training.checkpoint import load_checkpoint, save_checkpoint
-from smallbert.training.conditions import COMPILE_PAYS, asked_to_stop, compiled_layers, frozen_parts, other_dropout
+from smallbert.training.conditions import asked_to_stop, compiled_layers, frozen_parts, other_dropout, pays_to_compile
 from smallbert.training.graphs import Graphs
 from smallbert.training.optimiser import make_optimiser, set_rates, trained_parameters
 from smallbert.training.phase import Phase
@@ -60,8 +60,7 @@ def train(phase: Phase, say: Say, work: Path | None = None, key: str = "", pause
         phase.optimiser = make_optimiser(phase)
         if work is not None and load_checkpoint(phase, work, key):
             phase.notes.append(f"went on from a checkpoint at step {phase.step}")
-        long = phase.total - phase.step >= COMPILE_PAYS
-        compiles = phase.device.type == "cuda" and (settings.compile or (settings.compile is None and long))
+        compiles = pays_to_compile(settings.compile, phase.total) and phase.device.type == "cuda"
         watch = _Watch(phase, say, state)
         phase.begin_training()
         with asked_to_stop() as stop, compiled_layers(phase.encoder, compiles):
