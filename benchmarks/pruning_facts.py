@@ -1,4 +1,4 @@
-"""What the cards of the pruning study say beyond its tables: when models are lost, where mixtures look, what cuts leave.
+"""What cards of the pruning study say beyond its tables: when models are lost, where mixtures look, what cuts leave.
 
     python benchmarks/pruning_facts.py results/layer_mixing/pruning
 
