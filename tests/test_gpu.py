@@ -10,7 +10,7 @@ from smallbert.recipe import Recipe
 from smallbert.tiny import SHAPES, make_encoder
 from smallbert.training.loop import train
 from smallbert.training.phase import Phase
-from smallbert.training.thresholds import LEAST, kth_largest
+from smallbert.training.thresholds import kth_largest
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -27,17 +27,18 @@ def make_stream(count=600, longest=60):
     return Stream({STUDENT: tokens}, random.integers(0, 2, count), "classify")
 
 
-@pytest.mark.parametrize("numbers", [100, LEAST, 2_359_296])
+@pytest.mark.parametrize("numbers", [100, 16_384, 16_385, 147_456, 2_359_296])
 def test_thresholds_are_those_of_a_full_sort(numbers):
     generator = torch.Generator("cuda").manual_seed(0)
-    rows = torch.randn(6, numbers, device="cuda", generator=generator)
+    rows = torch.randn(7, numbers, device="cuda", generator=generator)
     rows[1] *= 1e-6
     rows[2] = rows[2].round()  # many ties
     rows[3] = 0.0
     rows[4] = rows[4].abs()
-    rows[5, ::61] = 50.0  # a sample that misleads
-    for share in (1.0, 0.5, 0.1, 0.03, 1 / numbers):
-        count = torch.full((6,), max(1, round(share * numbers)), device="cuda")
+    rows[5, :: 1 + 6 * -(-(-(-numbers // 16_384) - 1) // 6)] = 50.0  # a sample that misleads
+    rows[6, rows[6] < 1] = 0.0  # pruned before, to a share of 0.16
+    for share in (1.0, 0.5, 0.16, 0.1, 0.03, 1 / numbers):
+        count = torch.full((7,), max(1, round(share * numbers)), device="cuda")
         sorted_rows = rows.sort(descending=True).values
         assert torch.equal(kth_largest(rows, count), sorted_rows.gather(1, count[:, None] - 1)[:, 0])
 
@@ -89,9 +90,9 @@ def test_compiled_layers_train():
 def test_fused_masks_follow_the_formula():
     from smallbert.training.masks import _Masked
 
-    weights = [torch.randn(33, 70, device="cuda", requires_grad=True) for _ in range(3)]
-    scores = torch.randn(3, 33 * 70, device="cuda", requires_grad=True)
-    cuts = torch.tensor([0.1, -0.5, 9.0], device="cuda")
+    weights = [torch.randn(33, 70, device="cuda", requires_grad=True) for _ in range(11)]  # more than fit one launch
+    scores = torch.randn(11, 33 * 70, device="cuda", requires_grad=True)
+    cuts = torch.linspace(-3, 9, 11, device="cuda")
     seen = _Masked.apply(scores, cuts, *weights)
     slopes = [torch.randn_like(weight) for weight in weights]
     torch.autograd.backward(seen, slopes)

@@ -36,32 +36,28 @@ class _Masked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, thresholds: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(scores, thresholds, *weights)
-        rows = [row.view_as(weight) for row, weight in zip(scores, weights, strict=True)]
-        if not scores.is_cuda:
-            return tuple(w * (row >= cut) for w, row, cut in zip(weights, rows, thresholds, strict=True))
-        from smallbert.training.kernels import apply_mask
+        if scores.is_cuda:
+            from smallbert.training.kernels import mask_stack
 
-        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else weights[0].dtype
-        return tuple(
-            apply_mask(w.detach(), row, cut, dtype) for w, row, cut in zip(weights, rows, thresholds, strict=True)
-        )
+            dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else weights[0].dtype
+            made = mask_stack([weight.detach() for weight in weights], scores, thresholds, dtype)
+            return tuple(row.view_as(weight) for row, weight in zip(made, weights, strict=True))
+        rows = [row.view_as(weight) for row, weight in zip(scores, weights, strict=True)]
+        return tuple(w * (row >= cut) for w, row, cut in zip(weights, rows, thresholds, strict=True))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         scores, thresholds, *weights = ctx.saved_tensors
-        to_scores = torch.empty_like(scores) if ctx.needs_input_grad[0] else None
-        to_weights = [torch.empty_like(weight) for weight in weights]
-        for place, (gradient, weight) in enumerate(zip(gradients, weights, strict=True)):
-            row, cut = scores[place].view_as(weight), thresholds[place]
-            into = None if to_scores is None else to_scores[place].view_as(weight)
-            if scores.is_cuda:
-                from smallbert.training.kernels import spread_gradient
+        scored = ctx.needs_input_grad[0]
+        if scores.is_cuda:
+            from smallbert.training.kernels import spread_stack
 
-                spread_gradient(gradient.contiguous(), weight, row, cut, to_weights[place], into)
-            else:
-                torch.mul(gradient, row >= cut, out=to_weights[place])
-                if into is not None:
-                    torch.mul(gradient, weight, out=into)
+            rows, to_scores = spread_stack([one.contiguous() for one in slopes], weights, scores, thresholds, scored)
+            to_weights = [row.view_as(weight) for row, weight in zip(rows, weights, strict=True)]
+            return to_scores, None, *to_weights
+        both = list(zip(slopes, weights, scores, thresholds, strict=True))
+        to_weights = [slope * (row.view_as(weight) >= cut) for slope, weight, row, cut in both]
+        to_scores = torch.stack([(slope * weight).flatten() for slope, weight, _, _ in both]) if scored else None
         return to_scores, None, *to_weights
 
 
