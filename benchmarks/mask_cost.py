@@ -89,10 +89,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--compiled", action="store_true", help="look at compiled layers too, which takes a while")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     chosen, rows = parser.parse_args(), list[dict[str, Any]]()
     for shape in chosen.shapes:
-        for compiles in (False, True):
+        for compiles in (False, True) if chosen.compiled else (False,):
             for kind in ("none", "local", "global"):
                 extra = "" if kind == "none" else f"movement(keep=0.1, scope='{kind}', begin=0.0, finish=0.01)"
                 found = look_at_step(SHAPES[shape], chosen.batch, extra, compiles)
@@ -103,6 +104,7 @@ def main() -> None:
                 print(f"    {found['families']}", flush=True)
     if chosen.out:
         command = f"python benchmarks/mask_cost.py --batch {chosen.batch} --shapes {' '.join(chosen.shapes)}"
+        command += " --compiled" * chosen.compiled
         record = {"benchmark": "mask_cost", "command": command, "rows": rows}
         write_json(chosen.out / "gpu.json", record | {"versions": versions(), "machine": machine()})
 
