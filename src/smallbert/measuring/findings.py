@@ -230,11 +230,15 @@ def _on_many(cells: Sequence[Cell], tasks: Sequence[str]) -> str:
         pairs = [compare_cells(of[task, arms[0]], of[task, arm]) for task in tasks]
         sides = {word: [p for p in pairs if p.is_beyond and sign * (p.paired_survivors.value or 0) > 0]
                  for word, sign in (("better", 1), ("worse", -1))}  # fmt: skip
+        tested = sum(pair.paired_survivors.n > 1 for pair in pairs)
+        if not tested:
+            gains = ", ".join(_gain(pair) for pair in pairs if pair.paired_survivors.n)
+            said.append(f"{arm} - {arms[0]}: {gains}, of one seed, which tests nothing" if gains else f"{arm}: no pair")
+            continue
         counts = [
             f"{word} on {len(own)}" + (f" ({', '.join(_gain(p) for p in own)})" if own else "")
             for word, own in sides.items()
         ]
-        tested = sum(pair.paired_survivors.n > 1 for pair in pairs)
         chance = f"of {tested} that could be tested about {marks_by_chance(pairs):.1f} would be so by chance alone"
         said.append(f"{arm} is {' and '.join(counts)} of {len(tasks)} tasks than {arms[0]}, beyond two standard errors")
         said.append(chance)
