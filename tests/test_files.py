@@ -1,6 +1,8 @@
 """Files and folders are written whole or not at all, and what was there before is never lost."""
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -21,6 +23,21 @@ def test_a_folder_takes_the_place_of_another(tmp_path, monkeypatch, swaps):
             (aside / "a.txt").write_text(text)
     assert (tmp_path / "model" / "a.txt").read_text() == "second"
     assert names(tmp_path) == ["model"]  # nothing is left aside
+
+
+def test_two_may_write_one_folder_at_once(tmp_path):
+    both = threading.Barrier(2)
+
+    def write(number):
+        with files.write_folder(tmp_path / f"model-{number}") as aside:
+            (aside / "a.txt").write_text("same")
+            both.wait(10)
+
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(50):
+            list(pool.map(write, [number, number]))
+            assert (tmp_path / f"model-{number}" / "a.txt").read_text() == "same"
+    assert len(names(tmp_path)) == 50
 
 
 def test_two_names_are_swapped_in_one_step(tmp_path):

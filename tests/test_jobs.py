@@ -67,6 +67,45 @@ def test_what_kills_a_worker_is_tried_once_more_and_then_recorded(tmp_path):
     assert results["f"].endswith("not enough memory") and results["b"].split()[2:] == []
 
 
+def fall_apart(folder, pieces):
+    """Every piece a job of its own once the beginning is made, but those of one letter stay together."""
+    if not (folder / "made").exists():
+        return [pieces]
+    letters = dict.fromkeys(name[0] for name, _ in pieces)
+    return [[piece for piece in pieces if piece[0][0] == letter] for letter in letters]
+
+
+def test_pieces_that_need_not_wait_any_more_go_to_other_workers(tmp_path):
+    job = [("a", "begins and meets"), ("b1", "meets"), ("b2", ""), ("c", "meets")]
+    running = []
+    settings = {"part": partial(fall_apart, tmp_path), "show": lambda now: running.append([p[0] for p, _ in now])}
+    results = do(tmp_path, [job], 3, **settings)  # the first is not even finished when the others begin
+    assert set(results) == {"a", "b1", "b2", "c"} and attempts(tmp_path) == ["a 0", "b1 0", "b2 0", "c 0"]
+    assert len({results[name].split()[1] for name in ("a", "b1", "c")}) == 3
+    assert results["b1"].split()[1] == results["b2"].split()[1] and not any({"b1", "b2"} <= {*now} for now in running)
+
+
+def test_pieces_wait_as_long_as_they_must(tmp_path):
+    job = [("a", ""), ("b", "begins"), ("c", "meets"), ("d", "meets"), ("e", "meets")]
+    results = do(tmp_path, [job], 8, part=partial(fall_apart, tmp_path))
+    assert results["a"].split()[1] == results["b"].split()[1]
+    assert len({results[name].split()[1] for name in "cde"}) == 3
+    assert len(list(tmp_path.glob("worker-*"))) == 5  # no more than pieces
+
+
+def test_a_death_is_counted_for_the_piece_that_died(tmp_path):
+    job = [("a", "begins"), ("b1", "dies"), ("b2", ""), ("c", "dies once"), ("d", "")]
+    assert set(do(tmp_path, [job], part=partial(fall_apart, tmp_path))) == {"a", "b1", "b2", "c", "d"}
+    assert attempts(tmp_path) == ["a 0", "b1 0", "b1 1", "b1 2", "b2 0", "c 0", "c 1", "d 0"]
+
+
+def test_what_waited_for_a_dead_worker_waits_for_the_next(tmp_path):
+    job = [("a", "begins after a death"), ("b", ""), ("c", "")]
+    results = do(tmp_path, [job], 3, part=partial(fall_apart, tmp_path))
+    assert attempts(tmp_path) == ["a 0", "a 1", "b 0", "c 0"]
+    assert len({said.split()[1] for said in results.values()}) == 1  # alone, as what follows a death is
+
+
 def test_what_stops_all_stops_all(tmp_path):
     with pytest.raises(RunError, match="disk is full"):
         do(tmp_path, [[("a", "full disk")], [("b", "sleeps")]])

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
-from toys import small, toy_task
+from toys import is_same_state, small, toy_task
+from workers import prepare_watched
 
 from smallbert import make, study
 from smallbert.arms import read_arms, read_vary, with_setting
@@ -24,6 +26,7 @@ from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.findings import Result, conclude, find_convergence, gather, marks_by_chance, pair_up
 from smallbert.measuring.shelf import load_cards, pack_cards
 from smallbert.model.encoder import fingerprint
+from smallbert.model.folders import load_folder
 from smallbert.recipe import Recipe
 from smallbert.report.sheets import About, seeds_sheet
 from smallbert.report.study import make_report, to_json, to_markdown, troubles, write_study
@@ -174,6 +177,97 @@ def test_packed_cards_outlive_settings_that_came_later(start, tmp_path):
         assert (study.results_of(asked, bench)[0].status == "ok") is known
 
 
+def test_failed_runs_tried_again_share_their_beginning(start, tmp_path, trained):
+    asked, bench = make_study(start, tmp_path, f"{FIRST} | drop_layers(8); {FIRST} | drop_layers(9)", seeds=[0])
+    for again in (False, True):
+        results = study.run_study(replace(asked, again=again), bench)
+        assert [result.status for result in results] == ["failed"] * 2
+    assert trained == ["finetune"] * 2  # once each time
+
+
+def test_a_job_falls_apart_as_its_beginnings_are_made(start, tmp_path, trained):
+    asked, bench = make_study(start, tmp_path, f"{FIRST}; {MIXED}; {PLAIN}; {PLAIN} | quantize; quantize", seeds=[0])
+    job, alone = study.plan(asked, bench)
+    arms = lambda jobs: [[piece.arm for piece in job] for job in jobs]  # noqa: E731
+    assert arms([job, alone]) == [[0, 1, 2, 3], [4]] == arms([*study.part(asked, bench, job), alone])
+    study.make_piece(asked, bench, False, job[0])
+    assert arms(study.part(asked, bench, job[1:])) == [[1], [2, 3]]  # what two still wait for is made once
+    study.make_piece(asked, bench, False, job[2])
+    assert arms(study.part(asked, bench, [job[1], job[3]])) == [[1], [3]]
+    assert arms(study.part(replace(asked, seeds=(1,)), bench, [piece._replace(seed=1) for piece in job])) == [
+        [0, 1, 2, 3]
+    ]
+    assert [result.status for result in study.run_study(asked, bench)] == ["ok"] * 5  # goes on with what is there
+    assert trained == ["finetune", "magnitude + train", "magnitude + train"] and not (tmp_path / "work").exists()
+
+
+def test_a_kept_model_is_a_beginning_that_is_made(start, tmp_path, trained):
+    first, bench = make_study(start, tmp_path, FIRST, seeds=[0], keep_models=True)
+    study.run_study(first, bench)
+    asked, _ = make_study(start, tmp_path, f"{FIRST}; {PLAIN}; {MIXED}", seeds=[0])
+    (job,) = study.plan(asked, bench)
+    assert [[piece.arm for piece in part] for part in study.part(asked, bench, job[1:])] == [[1], [2]]
+    study.run_study(asked, bench)
+    assert trained == ["finetune", "magnitude + train", "magnitude + train"]
+
+
+CUT, TAUGHT = "magnitude + train", "distill + magnitude + train"
+SCREEN = f"{FIRST}; {PLAIN}; {PLAIN} | quantize; {FIRST} | drop_layers(99); {FIRST} | magnitude(0.7) + distill + train"
+
+
+def make_screen(out, **settings):
+    """Five runs behind one fine-tuning, two of them behind the same pruning too, on a model that workers can make."""
+    arms, _ = read_arms(SCREEN.replace("distill + train", "distill + train(epochs=1)"))
+    asked = study.Study(None, (), arms, (9,), out, kind=MACHINERY_CHECK, **settings)
+    return asked, study.open_bench(asked)
+
+
+def trainings(folder):
+    """What workers trained -> in which processes."""
+    found: dict[str, list[str]] = {}
+    for line in (folder / "trained").read_text().splitlines():
+        found.setdefault(line.split(": ")[0], []).append(line.split(": ")[1])
+    return found
+
+
+def test_runs_behind_one_beginning_go_to_many_workers(tmp_path, monkeypatch):
+    """Two of them wait for each other, so that they must run at once; all are what they are one by one."""
+    monkeypatch.setattr(study, "_prepare", partial(prepare_watched, {CUT: 2, TAUGHT: 2}))
+    asked, bench = make_screen(tmp_path / "out", keep_models=True)
+    lines, kept = [], []
+    beginnings = lambda: len(list(asked.out.glob("work/beginning-*")))  # noqa: E731
+    results = study.run_study(asked, bench, 3, line=lambda text: lines.append(text) or kept.append(beginnings()))
+    assert [result.status for result in results] == ["ok", "ok", "ok", "failed", "ok"]
+    assert len(lines) == 5 and kept[0] > 0 and kept[-1] == 0
+    found = trainings(tmp_path)
+    assert {name: len(where) for name, where in found.items()} == {"finetune": 1, CUT: 1, TAUGHT: 1}
+    assert found[CUT] != found[TAUGHT] and {path.name for path in asked.out.iterdir()} == {"cards", "models"}
+    one_by_one, bench = make_screen(tmp_path / "one by one", keep_models=True)
+    study.run_study(one_by_one, bench, 1)
+    models = sorted(asked.out.glob("models/*"))
+    assert len(models) == 4
+    for model in models:
+        one, other = (load_folder(out / "models" / model.name) for out in (asked.out, one_by_one.out))
+        assert is_same_state(one, other)
+
+
+def test_a_stop_and_a_dead_worker_behind_one_beginning(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "_prepare", partial(prepare_watched, {TAUGHT: 0}))
+    asked, bench = make_screen(tmp_path / "out")
+
+    def stop(text):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        study.run_study(asked, bench, 2, line=stop)
+    assert any(result.status == "not run" for result in study.results_of(asked, bench))
+    results = study.run_study(asked, bench, 2)
+    assert [result.status for result in results] == ["ok", "ok", "ok", "failed", "ok"]
+    found = trainings(tmp_path)
+    assert len(found["finetune"]) == 1 and len(found[TAUGHT]) >= 2 and len({*found[TAUGHT]}) >= 2
+    assert [path.name for path in asked.out.iterdir()] == ["cards"]
+
+
 def test_too_little_memory_is_an_error_only_while_others_run(start, tmp_path, monkeypatch):
     asked, bench = make_study(start, tmp_path, FIRST, seeds=[0])
     ((piece,),) = study.plan(asked, bench)
@@ -216,7 +310,8 @@ def test_a_launch_of_many_processes_is_refused(start, tmp_path, monkeypatch):
 def test_kill_minus_nine_with_workers_and_go_on(tmp_path, capsys):
     """Two workers, one recipe that fails; the parent is killed, the workers go with it, and the rest is made later."""
     out = tmp_path / "out"
-    recipes = "finetune(epochs=4, lr=1e-3); drop_layers(99) | finetune; mix_layers | finetune(epochs=4, lr=1e-3)"
+    first = "finetune(epochs=4, lr=1e-3)"
+    recipes = f"{first}; drop_layers(99) | finetune; {first} | mix_layers | train(epochs=4, lr=1e-3)"
     words = ["study", "--tiny", "--recipes", recipes, "--names", "plain; broken; mixture", "--out", str(out)]
     words += ["--seeds", "1,2,1,3,4"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

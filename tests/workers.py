@@ -19,9 +19,8 @@ def work(folder: Path, piece, say, deaths: int, why: str):
     name, what = piece
     say("working", 1, 2, name)
     time.sleep(0.05)  # so that it is seen
-    with (folder / "attempts").open("a") as file:
-        file.write(f"{name} {deaths}\n")
-    if deaths < {"dies once": 1, "dies": 2}.get(what, 0):
+    note(folder, "attempts", f"{name} {deaths}")
+    if deaths < {"dies once": 1, "begins after a death": 1, "dies": 2}.get(what, 0):
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "crashes" and deaths < 2:
         os._exit(3)
@@ -31,7 +30,50 @@ def work(folder: Path, piece, say, deaths: int, why: str):
         raise RunError("cannot write: the disk is full")
     if what == "sleeps":
         time.sleep(60)
+    if what.startswith("begins"):
+        (folder / "made").touch()
+    if what.endswith("meets"):
+        meet(folder / "meeting", 3)
     return f"{name} {os.getpid()} {why}"
+
+
+def note(folder: Path, name: str, text: str) -> None:
+    with (folder / name).open("a") as file:
+        file.write(f"{text}\n")
+
+
+def meet(folder: Path, many: int, seconds: float = 60.0) -> None:
+    """Wait until so many processes are here, which they can only be if they run at the same time."""
+    folder.mkdir(exist_ok=True)
+    (folder / str(os.getpid())).touch()
+    end = time.monotonic() + seconds
+    while len(list(folder.iterdir())) < many:
+        if time.monotonic() > end:
+            raise RunError(f"only {len(list(folder.iterdir()))} of {many} processes met")
+        time.sleep(0.02)
+
+
+def prepare_watched(plan: dict, asked):
+    """The work of a study whose trainings are noted as "methods process", and met or killed as planned.
+
+    {"magnitude + train": 2} waits for a second process that trains; {"distill + train": 0} is killed the first time
+    """
+    from smallbert import run, study
+
+    real, folder = run.train, asked.out.parent
+
+    def train(phase, *rest):
+        names = " + ".join(sorted(method.name for method in phase.methods))
+        note(folder, "trained", f"{names}: {os.getpid()}")
+        if plan.get(names) == 0 and not (folder / "killed").exists():
+            (folder / "killed").touch()
+            os._exit(3)
+        if plan.get(names):
+            meet(folder / "meeting", plan[names])
+        return real(phase, *rest)
+
+    run.train = train
+    return study._prepare(asked)
 
 
 def broken():

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from smallbert.data import usable_length
+from smallbert.beginnings import common_beginnings, forget
 from smallbert.errors import UserError
-from smallbert.files import write_json
 from smallbert.make import (
     Line,
-    Place,
     Say,
     Start,
     at_length,
@@ -22,18 +19,16 @@ from smallbert.make import (
     make_one,
     quiet,
     tiny_start,
-    work_key,
     write_card,
 )
 from smallbert.measuring import cost
 from smallbert.measuring.card import RESULT, Card, card_key
-from smallbert.measuring.shelf import load_card
 from smallbert.model.anatomy import FAMILIES
 from smallbert.model.folders import load_folder
 from smallbert.presets import PRESETS
 from smallbert.processes import processes
 from smallbert.recipe import Recipe
-from smallbert.run import beginnings, is_made_for, same_work
+from smallbert.run import is_made_for
 from smallbert.space import expand_space
 from smallbert.wheels import to_stderr
 
@@ -118,8 +113,7 @@ def compare(
             )
             cards.append(card)
             show(list(cards))
-        for folder in common.values():
-            shutil.rmtree(folder, ignore_errors=True)
+        forget(common)
     if processes().is_main_process:
         cards = time_in_turns(cards, out, say, seconds)
         shutil.rmtree(out / "work", ignore_errors=True)
@@ -156,51 +150,3 @@ def time_in_turns(cards: list[Card], out: Path, say: Say = quiet, seconds: float
         card["missing"].pop("latency", None)
         write_card(places[card_key(**card)], card)
     return cards
-
-
-def common_beginnings(
-    recipes: Sequence[Recipe],
-    start: Start,
-    task: Task,
-    seed: int,
-    out: Path,
-    kind: str = RESULT,
-    split: str = "dev",
-) -> dict[str, Path]:
-    """Beginnings that several recipes have in common -> the folder where each is kept once it was trained."""
-    counts: Counter[str] = Counter()
-    wanted: set[str] = set()
-    finished: dict[str, Place] = {}
-    for recipe in recipes:
-        try:
-            texts = beginnings(recipe, start.encoder, task)
-        except UserError:
-            continue  # make_one will say what is wrong with it
-        trained = [text for text, trains in texts.items() if trains]
-        counts.update(trained)
-        place = find_place(out, work_key(recipe, start, task, seed, kind, split))
-        if not place.card.is_file():
-            wanted.update(trained)
-        elif trained and trained[-1] == list(texts)[-1]:
-            finished[trained[-1]] = place
-    same = same_work(start.fingerprint, task, seed, usable_length(start.encoder, None, task))
-    common = {}
-    for text in (text for text, count in counts.items() if count > 1 and text in wanted):
-        folder = out / "work" / f"beginning-{hashlib.sha256(f'{same} {text}'.encode()).hexdigest()[:10]}"
-        common[text] = folder
-        if text in finished and processes().is_main_process:
-            _reuse(finished[text], folder, f"{same}: {text}")
-    return common
-
-
-def _reuse(place: Place, folder: Path, key: str) -> None:
-    """Let a finished model stand for a phase of the recipes that go on from it."""
-    card = load_card(place.card)
-    if card["status"] != "ok" or not place.model.is_dir() or (folder / "phase.json").is_file():
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(place.model, folder)
-    trained = card["trained"]
-    about: dict[str, Any] = {"key": key, "counts": [trained[name] for name in ("steps", "epochs", "packed")]}
-    notes = [note for note in trained["notes"] if not note.startswith(f"{card['split']}: ")]
-    write_json(folder / "phase.json", {**about, "notes": notes, "seconds": card["seconds"]})

@@ -56,10 +56,15 @@ def write_folder(path: Path | str) -> Iterator[Path]:
         for file in sorted(aside.rglob("*")):
             _sync(file)
         _sync(aside)
-        if not (path.exists() and _exchange(aside, path)):
+        while not (path.exists() and _exchange(aside, path)):
             if path.exists():
                 path.rename(old)
-            aside.rename(path)
+            try:
+                aside.rename(path)
+                break
+            except OSError:
+                if not path.exists():  # else another process was a moment faster, and theirs is there to swap with
+                    raise
         _sync(path.parent)
     except OSError as error:
         if old.exists() and not path.exists():

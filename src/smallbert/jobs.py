@@ -1,7 +1,8 @@
 """Several pieces of work at a time: worker processes that outlive their jobs, and a parent that outlives its workers.
 
-A job is a list of pieces that one worker does in turn. A worker that dies takes no other with it: what it had not
-finished is tried once more at the end, alone. When the parent is gone, so are the workers.
+A job is a list of pieces that one worker does in turn, until the parent sees that some need not wait for the others:
+they become jobs of their own. A worker that dies takes no other with it: what it had not finished is tried once more at
+the end, alone. When the parent is gone, so are the workers.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from typing import Any
 from smallbert.errors import RunError, UserError
 
 Say = Callable[[str, int, int, str], None]
+Part = Callable[[Sequence[Any]], Sequence[Sequence[Any]]]
 Work = Callable[[Any, Say, int, str], Any]  # (piece, say, how many workers it has killed so far, how the last died)
 PATIENCE = 30.0  # seconds that a worker asked to stop has to save what it does
 PAUSE = 0.3  # seconds between two messages on how far a worker is
+LOOK = 1.0  # seconds between two looks for pieces that need not wait any more, while a worker has nothing to do
 MPS = "nvidia-cuda-mps-control"
 MPS_FOLDERS = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
 
@@ -40,7 +43,7 @@ class WorkerLost(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """Pieces for one worker; `deaths` is how many workers its first piece has killed, `why` how the last one died."""
+    """Pieces, one after the other; `deaths` is how many workers the first has killed, `why` how the last one died."""
 
     pieces: tuple[Any, ...]
     deaths: int = 0
@@ -52,8 +55,7 @@ class _Worker:
     process: Any
     pipe: Connection
     ready: bool = False
-    job: Job | None = None
-    done: int = 0
+    job: Job | None = None  # it knows of the first piece only
     said: tuple[str, int, int, str] = ("starting", 0, 0, "")
     lost: WorkerLost | None = None  # what it said before it went
 
@@ -65,6 +67,7 @@ class _Crew:
     prepare: Callable[[], Work]
     finished: Callable[[Any, Any], None]
     show: Callable[[list[tuple[Any, tuple[str, int, int, str]]]], None]
+    part: Part
     waiting: list[Job] = field(default_factory=list)
     lost: list[Job] = field(default_factory=list)
     workers: list[_Worker] = field(default_factory=list)
@@ -77,19 +80,24 @@ def run_jobs(
     finished: Callable[[Any, Any], None],
     show: Callable[[list[tuple[Any, tuple[str, int, int, str]]]], None] = lambda running: None,
     environment: Mapping[str, str] | None = None,
+    part: Part = lambda pieces: [pieces],
 ) -> None:
     """Do all pieces of all jobs in worker processes.
 
     Each worker calls `prepare` once (it must be picklable) and what that gives for every piece. In the parent,
     `finished(piece, result)` is called after each, and `show` with [(piece, (stage, done, total, info))] of those that
     run. A piece that killed two workers is handed out once more, with `deaths` 2, to be recorded instead of done.
+
+    `part(pieces)` gives those of a job as jobs that may go at the same time, the first piece first; it is asked while
+    that piece runs too. All workers that there may ever be work for are started at once, since they can prepare while
+    the pieces are done that others wait for.
     """
     waiting = [Job(tuple(pieces)) for pieces in jobs if pieces]
     with _stopping_politely(), _in_environment(environment or {}):
         while waiting:
-            crew = _Crew(prepare, finished, show, waiting)
+            crew = _Crew(prepare, finished, show, part, waiting)
             try:
-                _do_round(crew, min(workers, len(waiting)))
+                _do_round(crew, min(workers, _count(crew)))
             finally:
                 _dismiss(crew.workers)
             waiting, workers = crew.lost, 1
@@ -98,14 +106,17 @@ def run_jobs(
 def _do_round(crew: _Crew, size: int) -> None:
     """Hand out all that waits; a dead worker is replaced, unless memory seems to be what it died of."""
     crew.workers = [_start(crew.prepare) for _ in range(size)]
+    looked = 0.0
     while crew.waiting or any(worker.job for worker in crew.workers):
         if not crew.workers:
             crew.workers = [_start(crew.prepare)]
-        for worker in [worker for worker in crew.workers if worker.ready and worker.job is None]:
-            if crew.waiting:
-                worker.job, worker.done, worker.said = crew.waiting.pop(0), 0, ("starting", 0, 0, "")
-                with suppress(OSError):  # it died just now; its end is seen below
-                    worker.pipe.send(worker.job)
+        idle = [worker for worker in crew.workers if worker.ready and worker.job is None]
+        if idle and not crew.waiting and time.monotonic() > looked + LOOK:
+            looked = time.monotonic()
+            for busy in crew.workers:
+                _let_go(busy, crew)
+        for worker in idle[: len(crew.waiting)]:
+            _hand_out(crew.waiting.pop(0), worker, crew)
         handles = [handle for worker in crew.workers for handle in (worker.pipe, worker.process.sentinel)]
         woken = wait(handles, timeout=1.0)
         for worker in list(crew.workers):
@@ -114,7 +125,28 @@ def _do_round(crew: _Crew, size: int) -> None:
                 _listen(worker, crew)
                 if not alive:
                     _bury(worker, crew)
-        crew.show([(worker.job.pieces[worker.done], worker.said) for worker in crew.workers if worker.job])
+        crew.show([(worker.job.pieces[0], worker.said) for worker in crew.workers if worker.job])
+
+
+def _count(crew: _Crew) -> int:
+    """How many pieces are not finished, but for those put aside."""
+    return sum(len(job.pieces) for job in [*crew.waiting, *(worker.job for worker in crew.workers if worker.job)])
+
+
+def _hand_out(job: Job, worker: _Worker, crew: _Crew) -> None:
+    """Give a worker the first piece of a job; the rest waits for it, or goes."""
+    worker.job, worker.said = job, ("starting", 0, 0, "")
+    _let_go(worker, crew)
+    with suppress(OSError):  # it died just now; its end is seen soon
+        worker.pipe.send((job.pieces[0], job.deaths, job.why))
+
+
+def _let_go(worker: _Worker, crew: _Crew) -> None:
+    """Let what need not wait for the piece that a worker does become jobs of their own, the next to be taken."""
+    if worker.job and len(worker.job.pieces) > 1:
+        kept, *others = crew.part(worker.job.pieces)
+        worker.job = replace(worker.job, pieces=tuple(kept))
+        crew.waiting[:0] = [Job(tuple(pieces)) for pieces in others]
 
 
 def _listen(worker: _Worker, crew: _Crew) -> None:
@@ -130,10 +162,10 @@ def _listen(worker: _Worker, crew: _Crew) -> None:
             worker.said = what
         elif word == "done":
             assert worker.job is not None
-            piece = worker.job.pieces[worker.done]
-            worker.done += 1
-            worker.job = worker.job if worker.done < len(worker.job.pieces) else None
+            (piece, *rest), worker.job = worker.job.pieces, None
             crew.finished(piece, what)
+            if rest:
+                _hand_out(Job(tuple(rest)), worker, crew)
         elif word == "lost":
             worker.lost = what
         else:  # something that would stop every other run too, such as a full disk
@@ -149,13 +181,14 @@ def _bury(worker: _Worker, crew: _Crew) -> None:
         if not worker.ready and not crew.workers:
             raise RunError(f"a worker process ended while it started (exit code {code}); try --jobs 1")
         return
+    _let_go(worker, crew)
     killed = code == -signal.SIGKILL  # which is what a system short of memory does
     lost = worker.lost or WorkerLost(f"signal {-code}" if code < 0 else f"exit code {code}", memory=killed)
-    deaths = 1 + (worker.job.deaths if worker.done == 0 else 0)
-    if deaths > 2:
+    job = replace(worker.job, deaths=worker.job.deaths + 1, why=lost.why)
+    if job.deaths > 2:
         raise RunError(f"a worker process ended ({lost.why}) while it wrote down that a run had failed")
-    crew.lost.append(Job(worker.job.pieces[worker.done :], deaths, lost.why))
-    if crew.waiting and not lost.memory:
+    crew.lost.append(job)
+    if len(crew.workers) < _count(crew) and not lost.memory:
         crew.workers.append(_start(crew.prepare))
 
 
@@ -183,7 +216,7 @@ def _dismiss(workers: list[_Worker]) -> None:
 
 
 def _serve(prepare: Callable[[], Work], pipe: Connection) -> None:
-    """What a worker does: prepare once, then one job after the other."""
+    """What a worker does: prepare once, then one piece after the other."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C goes to the parent alone, which asks the workers to stop, once
@@ -204,10 +237,8 @@ def _serve(prepare: Callable[[], Work], pipe: Connection) -> None:
             work = prepare()
             pipe.send(("ready", None))
             while True:
-                job = pipe.recv()
-                for piece in job.pieces:
-                    pipe.send(("done", work(piece, say, job.deaths, job.why)))
-                    job = replace(job, deaths=0, why="")
+                piece, deaths, why = pipe.recv()
+                pipe.send(("done", work(piece, say, deaths, why)))
         except BrokenPipeError:
             raise
         except (WorkerLost, MemoryError) as error:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str, int, int, str], None]
 LATEST = "latest"
+PHASE = "phase.json"  # in the folder of a finished phase
 
 
 @dataclass
@@ -243,22 +244,23 @@ def _finished(kept: Path, key: str) -> dict[str, Any] | None:
     import json
 
     try:
-        saved = json.loads((kept / "phase.json").read_text(encoding="utf-8"))
+        saved = json.loads((kept / PHASE).read_text(encoding="utf-8"))
         return {**saved, "encoder": load_folder(kept)} if saved["key"] == key else None
     except (OSError, ValueError, UserError):  # not there, or not whole: it is done again
         return None
 
 
 def _keep(kept: Path, key: str, outcome: Outcome, known: int) -> None:
-    """Save a finished phase, then drop the checkpoint that led to it."""
+    """Save a finished phase, whole at once since others may look for it, then drop the checkpoint that led to it."""
     import shutil
 
-    from smallbert.files import write_json
+    from smallbert.files import write_folder, write_json
 
     if not processes().is_main_process:
         return
-    save_folder(outcome.encoder, kept)
     counts = [outcome.steps, outcome.epochs, outcome.packed]
     about = {"key": key, "counts": counts, "notes": outcome.notes[known:], "seconds": outcome.seconds}
-    write_json(kept / "phase.json", {**about, "traces": outcome.traces})
+    with write_folder(kept) as aside:
+        save_folder(outcome.encoder, aside)
+        write_json(aside / PHASE, {**about, "traces": outcome.traces})
     shutil.rmtree(kept.with_suffix(".checkpoint"), ignore_errors=True)

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import torch
 
 from smallbert.arms import Arm
-from smallbert.compare import common_beginnings, tiny_setting
+from smallbert.beginnings import common_beginnings, forget, group_recipes, is_made
+from smallbert.compare import tiny_setting
 from smallbert.data import Stream
 from smallbert.errors import UserError
 from smallbert.files import alone_in
@@ -41,7 +42,6 @@ from smallbert.measuring.card import MACHINERY_CHECK, RESULT, Card, card_key, nu
 from smallbert.measuring.findings import Result
 from smallbert.measuring.shelf import PACK, load_card, load_pack
 from smallbert.recipe import Recipe
-from smallbert.run import beginnings
 from smallbert.tasks import Task
 from smallbert.wheels import to_stderr
 
@@ -120,11 +120,10 @@ def open_packed(path: Path) -> dict[str, Card]:
 def plan(study: Study, bench: Bench) -> list[list[Piece]]:
     """All runs as jobs, seed by seed over all arms, so that a study broken off is balanced.
 
-    Recipes that begin with the same training are one job, so that it is done once a seed.
+    Recipes that begin with the same training are one job, so that it is done once a seed; see `part`.
     """
-    groups = {
-        name: _grouped([arm.recipe for arm in study.arms], bench.start, task) for name, task in bench.tasks.items()
-    }
+    recipes = [arm.recipe for arm in study.arms]
+    groups = {name: group_recipes(recipes, bench.start, task) for name, task in bench.tasks.items()}
     return [
         [Piece(name, seed, arm, group) for arm in group]
         for seed in study.seeds
@@ -133,18 +132,17 @@ def plan(study: Study, bench: Bench) -> list[list[Piece]]:
     ]
 
 
-def _grouped(recipes: Sequence[Recipe], start: Start, task: Task) -> list[tuple[int, ...]]:
-    """Numbers of recipes that share a trained beginning, in the order of the first of each."""
-    groups: list[tuple[set[str], list[int]]] = []
-    for place, recipe in enumerate(recipes):
-        try:
-            trained = {text for text, trains in beginnings(recipe, start.encoder, task).items() if trains}
-        except UserError:
-            trained = set()  # its run will say what is wrong with it
-        shared = [group for group in groups if group[0] & trained]
-        merged = (trained.union(*(texts for texts, _ in shared)), [n for _, own in shared for n in own] + [place])
-        groups = [group for group in groups if group not in shared] + [merged]
-    return sorted(tuple(sorted(own)) for _, own in groups)
+def part(study: Study, bench: Bench, pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """One job as jobs that several workers can do: only runs that wait for the same training stay together."""
+    made = {text for text, folder in _common(study, bench, pieces[0]).items() if is_made(folder)}
+    recipes = [study.arms[piece.arm].recipe for piece in pieces]
+    groups = group_recipes(recipes, bench.start, bench.tasks[pieces[0].task], made)
+    return [[pieces[number] for number in group] for group in groups]
+
+
+def _common(study: Study, bench: Bench, piece: Piece) -> dict[str, Path]:
+    recipes, task = [study.arms[number].recipe for number in piece.group], bench.tasks[piece.task]
+    return common_beginnings(recipes, bench.start, task, piece.seed, study.out, study.kind, study.split)
 
 
 def card_of(study: Study, bench: Bench, piece: Piece) -> Card | None:
@@ -190,21 +188,22 @@ def run_study(
 def _run(
     study: Study, bench: Bench, waiting: list[list[Piece]], total: int, jobs: int | None, say: Say, line: Line
 ) -> None:
-    done = total - sum(map(len, waiting))
-    workers = min(jobs or default_jobs(study.device), len(waiting))
-    if done:
-        line(f"{done} of {total} runs are finished already")
+    left = [piece for job in waiting for piece in job]
+    workers = min(jobs or default_jobs(study.device), len(left))
+    if len(left) < total:
+        line(f"{total - len(left)} of {total} runs are finished already")
 
     def finished(piece: Piece, _: Any = None) -> None:
-        nonlocal done
-        done += 1
-        line(f"{done} of {total}: {in_words(result_of(study, bench, piece))}")
+        left.remove(piece)
+        if not any(other._replace(arm=piece.arm) == piece for other in left):  # the last one of its group
+            forget(_common(study, bench, piece))
+        line(f"{total - len(left)} of {total}: {in_words(result_of(study, bench, piece))}")
 
     if workers > 1:
-        show = lambda running: say(*_combined(study, running, done, total))  # noqa: E731
-        return _run_in_workers(study, waiting, workers, finished, show)
-    for piece in (piece for job in waiting for piece in job):
-        title = f"run {done + 1} of {total}, {_short(study, piece)}"
+        show = lambda running: say(*_combined(study, running, total - len(left), total))  # noqa: E731
+        return _run_in_workers(study, bench, waiting, workers, finished, show)
+    for piece in list(left):
+        title = f"run {total - len(left) + 1} of {total}, {_short(study, piece)}"
         make_piece(study, bench, True, piece, lambda stage, *rest, t=title: say(f"{t}: {stage}", *rest))
         finished(piece)
 
@@ -234,12 +233,18 @@ def _cores() -> int:
 
 
 def _run_in_workers(
-    study: Study, jobs: list[list[Piece]], workers: int, finished: Callable[..., None], show: Callable[..., None]
+    study: Study,
+    bench: Bench,
+    jobs: list[list[Piece]],
+    workers: int,
+    finished: Callable[..., None],
+    show: Callable[..., None],
 ) -> None:
     on_gpu = study.device != "cpu" and torch.cuda.is_available()
     threads = {"OMP_NUM_THREADS": str(max(1, _cores() // workers)), "TOKENIZERS_PARALLELISM": "false"}
     with shared_gpu(on_gpu) as environment:
-        run_jobs(jobs, partial(_prepare, study), workers, finished, show, threads | environment)
+        parting = partial(part, study, bench)
+        run_jobs(jobs, partial(_prepare, study), workers, finished, show, threads | environment, parting)
 
 
 def _prepare(study: Study) -> Callable[..., None]:
@@ -262,10 +267,9 @@ def make_piece(
     if deaths >= 2:
         why = f"its process ended twice, the second time alone ({why})"
         return give_up(arm.recipe, start, task, piece.seed, study.out, why, **facts)
-    recipes = [study.arms[number].recipe for number in piece.group]
-    common = common_beginnings(recipes, start, task, piece.seed, study.out, study.kind, study.split)
     facts |= {"device": study.device, "keep_model": study.keep_models, "again": study.again, "seconds": None}
-    facts |= {"streams": bench.streams.setdefault(piece.task, {}), "common": common, "keep_going": True}
+    facts |= {"streams": bench.streams.setdefault(piece.task, {}), "keep_going": True}
+    facts["common"] = _common(study, bench, piece)
     if not alone:
         facts["raising"] = _is_trouble_of_the_process
     try:
@@ -274,9 +278,6 @@ def make_piece(
         if alone or not _is_trouble_of_the_process(error):
             raise
         raise WorkerLost(why_of(error), _is_memory(error)) from error
-    if all(card_of(study, bench, piece._replace(arm=number)) for number in piece.group):
-        for folder in common.values():
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_memory(error: Exception) -> bool:
