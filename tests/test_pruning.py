@@ -7,6 +7,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.func import functional_call
 from torch.nn import functional
 from toys import batch_of, is_same_state, phase_of, run, scores_of, small, state_of, toy_task
@@ -16,6 +17,7 @@ from smallbert.methods import METHODS
 from smallbert.methods.l0 import BETA, HIGH, LOW, SHIFT, _Gated
 from smallbert.methods.rpp import shrink
 from smallbert.methods.second_order import add_gradient, correction, in_blocks, start_inverse
+from smallbert.model.folders import load_folder, save_folder
 from smallbert.recipe import Recipe
 from smallbert.training import loop
 from smallbert.training.loop import take_step
@@ -387,6 +389,19 @@ def test_movement_with_a_teacher_equals_one_written_by_hand(trained):
         ):  # softmax does not see it: its gradient is rounding noise, which Adam blows up
             wanted = tensor * final[name] * held[name] if name in final else tensor
             torch.testing.assert_close(result.state_dict()[name], wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kin", ["bert", "albert", "modernbert"])
+def test_what_is_masked_is_what_the_file_holds(kin, tmp_path):
+    """Nothing is drawn anew between loading a model and masking it."""
+    save_folder(run("head", small(kin), TASK).encoder, tmp_path / "model")
+    (stem,) = {"bert": ["bert."], "albert": ["albert."], "modernbert": ["model."]}[kin]
+    filed = load_file(tmp_path / "model" / "model.safetensors")
+    phase = phase_of(f"movement(0.3) + {WHOLE}", load_folder(tmp_path / "model"), TASK)
+    seen = phase.weights()  # at the first step everything is seen
+    assert len(seen) == len(maskable(phase.encoder)) > 3
+    for name, weight in seen.items():
+        assert torch.equal(weight, filed[stem + name.removeprefix("backbone.")])
 
 
 # Smoothed importance.

@@ -136,6 +136,11 @@ def add_gradient(inverse: Tensor, slope: Tensor, count: int) -> None:
     inverse.baddbmm_(scaled[:, :, None], scaled[:, None, :], alpha=-1)
 
 
+def spreads(inverse: Tensor) -> Tensor:
+    """[F^-1]_ii of every number, (blocks, block); above 0, whatever rounding did."""
+    return inverse.diagonal(dim1=1, dim2=2).clamp(min=1e-12)
+
+
 def correction(inverse: Tensor, weight: Tensor, gone: Tensor, update: str) -> Tensor:
     """How the numbers of each block move when those of `gone` are removed; all are (blocks, block).
 
@@ -144,7 +149,7 @@ def correction(inverse: Tensor, weight: Tensor, gone: Tensor, update: str) -> Te
     if update == "none":
         return torch.zeros_like(weight)
     if update == "each":
-        forces = weight * gone / inverse.diagonal(dim1=1, dim2=2)
+        forces = weight * gone / spreads(inverse)
     else:
         both, eye = gone[:, :, None] & gone[:, None, :], torch.eye(weight.shape[1], device=weight.device).bool()
         among = torch.where(both, inverse, (eye & ~both).to(inverse.dtype))
@@ -159,7 +164,7 @@ def prune_by_curvature(phase: Any, names: list[str], inverses: Weights, keep: fl
     masks, costs = stacks.rows(kept), [torch.empty(mask.shape, device=mask.device) for mask in kept]
     for name, cost in stacks.rows(costs).items():
         weight = phase.encoder.get_parameter(name)
-        spread = inverses[name].diagonal(dim1=1, dim2=2).flatten()[: weight.numel()].view_as(weight)
+        spread = spreads(inverses[name]).flatten()[: weight.numel()].view_as(weight)
         cost.copy_(torch.where(masks[name], weight.square() / (2 * spread), float("-inf")))
     cuts = top(torch.tensor(keep, dtype=torch.float64, device=phase.device), method.scope)(costs)
     for old, cost, cut in zip(kept, costs, cuts, strict=True):
