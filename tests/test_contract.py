@@ -32,6 +32,7 @@ RECIPES = {  # a method without a row is used as it stands
     "second_order": f"second_order(0.5, events=2, gradients=8, block=8, examples=2, damp=1e-4) + {SHORT}",
     "smooth_movement": f"smooth_movement(0.5, window=1) + {SHORT}",
     "soft_movement": f"soft_movement(pull=0.001, lr=3.0, begin=0.0) + {SHORT}",
+    "sparse": "prune(0.5) | sparse",
     "repeat": "repeat(2, drop_layers(0.6))",
     "watch": f"watch(2) + {SHORT}",
     "rewind": f"mark('here') | {SHORT} | rewind('here')",
@@ -54,6 +55,7 @@ CHAINS = [
     f"gate_layers(squeeze='square') | connect_layers | {SHORT} | drop_layers(2, which='last') | quantize",
     f"connect_layers(dilation=2, period=2) | mix_layers | magnitude(0.5) + {SHORT} | drop_layers(2)",
     "head(pool='mean') | mix_layers(init='plain') | finetune(epochs=1, batch=8) | quantize",
+    f"mix_layers | prune(0.3) | sparse(run='sparse') | drop_layers(2) | {SHORT} | quantize",
 ]
 
 

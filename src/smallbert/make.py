@@ -190,7 +190,8 @@ def measure_model(
     found = evaluate(encoder, task, split, length, say)
     say("measuring its speed" if seconds is not None else "measuring its size", 0, 0, "")
     costs = cost.measure(encoder, folder, min(length, COST_LENGTHS.get(task.kind, COST_LENGTH)), seconds=seconds)
-    return {"scores": found["scores"], **costs, "notes": [f"{split}: {note}" for note in found["notes"]]}
+    notes = [*found["notes"], *cost.note_zeros(encoder, costs)]
+    return {"scores": found["scores"], **costs, "notes": [f"{split}: {note}" for note in notes]}
 
 
 def make_eval_card(

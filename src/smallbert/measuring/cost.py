@@ -22,9 +22,11 @@ from smallbert.model.anatomy import FAMILIES, anatomy, linears
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import probe_batch, read_tensors
+from smallbert.model.zeros import sparse_linears
 
 LEAST = 20  # timed rounds, however slow the model
 WARM = 3
+WORTH_A_NOTE = 0.05  # the share of zeros from which a card speaks of them
 NOT_TIMED = "not timed, since other runs may have shared the machine"
 PARTS = ("embeddings", "encoder", "head", "other")
 NEEDED = (
@@ -99,7 +101,19 @@ def _weights(module: nn.Module) -> dict[str, Tensor]:
     for name, tensor in module.state_dict(keep_vars=True).items():
         if isinstance(tensor, nn.Parameter) or (tensor.dim() > 1 and tensor.dtype != torch.bool):
             unique.setdefault(id(tensor), (name, tensor))
+    unique |= {id(part): (f"{name}.weight", part.weight) for name, part in sparse_linears(module).items()}
     return dict(unique.values())
+
+
+def note_zeros(encoder: Encoder, costs: Mapping[str, Any]) -> list[str]:
+    """What a card says of a pruned model: zeros alone are no speed, and how it ran when it was timed."""
+    zeros = 1 - costs["parameters"]["encoder_non_zero"] / costs["parameters"]["encoder"]
+    if zeros < WORTH_A_NOTE:
+        return []
+    stored, ran = len(sparse_linears(encoder)), (costs["latency"] or {}).get("sparse_products")
+    how = "all was multiplied densely" if not stored else f"{ran} of {stored} pruned matrices ran as sparse products"
+    how = "nothing was timed" if costs["latency"] is None else f"in the time measured {how}"
+    return [f"{zeros:.1%} of the layers' weights are zeros, which make dense products no faster; {how}"]
 
 
 def _count(tensors: Any) -> int:
@@ -215,6 +229,7 @@ def measure_latencies(
             calls = {name: partial(one, _texts(one, length, batch)) for name, one in ready.items()}
             with torch.inference_mode():  # only now: weights copied in it could not be used outside of it
                 times = _take_turns(calls, seconds * len(calls), repeats, warm)
+            sparse = {name: _sparse_products(one) for name, one in ready.items()}
     finally:
         torch.set_num_threads(threads_before)
     facts = {"batch": batch, "length": length, "threads": threads, "device": "cpu"}
@@ -226,9 +241,16 @@ def measure_latencies(
             **facts,
             "repeats": len(taken),
             "ratio": float(np.median(taken / first)),
+            **sparse[name],
         }
         for name, taken in times.items()
     }
+
+
+def _sparse_products(encoder: Encoder) -> dict[str, int]:
+    """How many matrices stored without zeros were multiplied sparsely in the last run, where there are any."""
+    stored = sparse_linears(encoder).values()
+    return {"sparse_products": sum(part.last_way == "sparse" for part in stored)} if stored else {}
 
 
 def measure_throughput(
