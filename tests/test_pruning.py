@@ -577,7 +577,7 @@ def test_events_are_where_they_should_be(trained):
 
 def test_shrinking():
     weight = torch.tensor([0.5, -0.5, 0.1, -0.1, 0.0])
-    shrink(weight, torch.tensor([0.2, 0.2, 0.2, 0.05, 0.3]))
+    shrink([weight], [torch.tensor([0.2, 0.2, 0.2, 0.05, 0.3])])
     torch.testing.assert_close(weight, torch.tensor([0.3, -0.3, 0.0, -0.05, 0.0]))
 
 
@@ -711,8 +711,18 @@ def test_watch_looks_with_the_current_or_the_final_mask_and_says_which(encoder):
     assert found["current"][0][0]["loss"] != found["final"][0][0]["loss"]
 
 
+def test_the_rate_of_scores_that_start_at_zero_changes_no_mask(encoder):
+    # Adam's steps are as long as its rate and the mask asks for order alone, so the rate only scales the scores.
+    first, second = (
+        run(f"movement(0.3, lr={lr}, begin=0.0, finish=0.5) + {SIX}", encoder, TASK, judge=False).encoder
+        for lr in (2**-7, 2**-13)
+    )
+    for name, weight in first.named_parameters():
+        assert torch.equal(weight, second.get_parameter(name)), name
+
+
 def test_watch_sees_masks_as_in_use_and_zeros_that_are_stored(encoder):
-    drawn = run(f"l0(pull=0.0, lr=0.0, start=-2.4) + watch(2) + {SIX}", encoder, TASK, judge=False)
+    drawn = run(f"l0(pull=0.0, lr=1e-9, start=-2.4) + watch(2) + {SIX}", encoder, TASK, judge=False)
     assert [entry["value"]["kept"] for entry in drawn.traces["watch"]] == [[0.0, 0.0]] * 3  # drawn ones are often open
     for method in ("smooth_movement(0.3, window=2, begin=0.0, finish=0.0)", "rpp(pull=1.0, steps=2)"):
         outcome = run(f"{method} + watch(2) + {SIX}", encoder, TASK, judge=False)

@@ -56,8 +56,8 @@ class Rpp(Method):
     def after_step(self, phase: Any) -> None:
         """The proximal step, by the rate that the optimiser has just used."""
         stacks = Stacks(phase.encoder, maskable(phase.encoder, self.what))
-        for name, pull in stacks.rows(kept_stacks(phase, self.name, "pull")).items():
-            shrink(phase.encoder.get_parameter(name), pull * (phase.rate * self.pull))
+        by = stacks.rows([pull * (phase.rate * self.pull) for pull in kept_stacks(phase, self.name, "pull")])
+        shrink([phase.encoder.get_parameter(name) for name in by], list(by.values()))
 
     def every(self) -> int:
         """At each reweighting."""
@@ -76,6 +76,11 @@ class Rpp(Method):
         settle_masks(phase, self.what)
 
 
-def shrink(weight: Tensor, by: Tensor) -> None:
-    """Bring each number nearer to zero by so much, and no further than zero."""
-    weight.copy_(weight.sign() * (weight.abs() - by).clamp(min=0))
+def shrink(weights: list[Tensor], by: list[Tensor]) -> None:
+    """Bring each number nearer to zero by so much, and no further than zero; all weights in a few launches."""
+    sizes = torch._foreach_abs(weights)
+    torch._foreach_sub_(sizes, by)
+    torch._foreach_clamp_min_(sizes, 0.0)
+    signs = torch._foreach_sign(weights)
+    torch._foreach_mul_(sizes, signs)
+    torch._foreach_copy_(weights, sizes)

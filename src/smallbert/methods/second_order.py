@@ -17,11 +17,11 @@ from smallbert.data import Layout, make_batch
 from smallbert.errors import UserError
 from smallbert.methods.magnitude import _Gradual
 from smallbert.training.masks import (
-    MASK_STAGE,
     Stacks,
     check_trained,
     keep_stacks,
     kept_stacks,
+    mask_by_scores,
     maskable,
     stack_up,
     top,
@@ -54,13 +54,17 @@ class SecondOrder(_Gradual):
         check_trained(phase, self.name, self.what)
         names = maskable(phase.encoder, self.what)
         stacks = stack_up(phase.encoder, names)
-        keep_stacks(phase, self.name, {"mask": stacks.filled(True, phase.device, torch.bool)})
-        masks = stacks.rows(kept_stacks(phase, self.name, "mask"))
-
-        def make(weights: Weights) -> Weights:
-            return {name: weight * masks[name] for name, weight in weights.items()}
-
-        phase.transform(names, make, MASK_STAGE)
+        keep_stacks(phase, self.name, {"mask": stacks.filled(1.0, phase.device)})
+        masks = {
+            group[0]: mask for group, mask in zip(stacks.groups, kept_stacks(phase, self.name, "mask"), strict=True)
+        }
+        half = torch.tensor(0.5, device=phase.device)
+        mask_by_scores(
+            phase,
+            names,
+            lambda group, weights: masks[group[0]],
+            lambda scores: [half.expand(len(one)) for one in scores],
+        )
         numbers = sum(-(-shape.numel() // self.block) for shape in stacks.shapes.values()) * self.block**2
         phase.notes.append(
             f"second_order: the inverse Fisher takes {4 * numbers / 2**20:,.1f} MB at each of {self.events} events "
@@ -161,17 +165,17 @@ def prune_by_curvature(phase: Any, names: list[str], inverses: Weights, keep: fl
     """Prune to the share `keep` by cost, and write corrected weights and new masks."""
     stacks = Stacks(phase.encoder, names)
     kept = kept_stacks(phase, method.name, "mask")
-    masks, costs = stacks.rows(kept), [torch.empty(mask.shape, device=mask.device) for mask in kept]
+    masks, costs = stacks.rows(kept), [torch.empty_like(mask) for mask in kept]
     for name, cost in stacks.rows(costs).items():
         weight = phase.encoder.get_parameter(name)
         spread = spreads(inverses[name]).flatten()[: weight.numel()].view_as(weight)
-        cost.copy_(torch.where(masks[name], weight.square() / (2 * spread), float("-inf")))
+        cost.copy_(torch.where(masks[name] > 0, weight.square() / (2 * spread), float("-inf")))
     cuts = top(torch.tensor(keep, dtype=torch.float64, device=phase.device), method.scope)(costs)
     for old, cost, cut in zip(kept, costs, cuts, strict=True):
-        cost.copy_(old & (cost >= cut[:, None]))  # from here on: 1 where a weight stays
+        cost.copy_(old * (cost >= cut[:, None]))  # from here on: 1 where a weight stays
     for name, stays in stacks.rows(costs).items():
-        weight, stays = phase.encoder.get_parameter(name), stays.bool()
-        gone = in_blocks(masks[name] & ~stays, method.block)
+        weight = phase.encoder.get_parameter(name)
+        gone = in_blocks(masks[name] > stays, method.block)
         values = in_blocks(weight * masks[name], method.block)
         parts = zip(inverses[name].split(CHUNK), values.split(CHUNK), gone.split(CHUNK), strict=True)
         moves = torch.cat([correction(*part, method.update) for part in parts]).flatten()

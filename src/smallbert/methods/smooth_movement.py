@@ -50,8 +50,8 @@ class SmoothMovement(_Gradual):
         steps = max(1, round(phase.settings.epochs * -(-len(phase.stream) // phase.settings.batch)))
         if steps < self.window:
             raise UserError(f"smooth_movement: the phase has {steps} steps, fewer than one window of {self.window}")
-        numbers = {key: stacks.filled(0.0, phase.device) for key in ("window", "importance", "uncertainty")}
-        keep_stacks(phase, self.name, {**numbers, "mask": stacks.filled(True, phase.device, torch.bool)})
+        starts = {"window": 0.0, "importance": 0.0, "uncertainty": 0.0, "mask": 1.0}
+        keep_stacks(phase, self.name, {key: stacks.filled(start, phase.device) for key, start in starts.items()})
         phase.transform(names, lambda weights: weights, MASK_STAGE)  # seen as stored, zeros and all; watch looks there
         phase.dial("keep", self.schedule())
         phase.dial("zeroed at every step", Schedule(0.0, 1.0, self.finish, self.finish))
@@ -59,14 +59,16 @@ class SmoothMovement(_Gradual):
     @torch.no_grad()
     def after_step(self, phase: Any) -> None:
         """Add to the window; behind the ramp, set to zero again what the optimiser has moved."""
-        always = phase.dials["zeroed at every step"] > 0.5
         stacks = Stacks(phase.encoder, maskable(phase.encoder, self.what))
-        masks, windows = (stacks.rows(kept_stacks(phase, self.name, key)) for key in ("mask", "window"))
-        for name, mask in masks.items():
-            weight = phase.encoder.get_parameter(name)
-            if weight.grad is not None:  # a layer that nothing reads has none
-                windows[name].add_((weight * weight.grad).abs_(), alpha=1 / self.window)
-            weight.mul_(mask | ~always)
+        windows = stacks.rows(kept_stacks(phase, self.name, "window"))
+        freely = phase.dials["zeroed at every step"] < 0.5
+        masks = stacks.rows([torch.where(freely, 1.0, mask) for mask in kept_stacks(phase, self.name, "mask")])
+        weights = {name: phase.encoder.get_parameter(name) for name in masks}
+        moved = [name for name, weight in weights.items() if weight.grad is not None]  # a layer nothing reads has none
+        felt = torch._foreach_mul([weights[name].grad for name in moved], [weights[name] for name in moved])
+        torch._foreach_abs_(felt)
+        torch._foreach_add_([windows[name] for name in moved], felt, alpha=1 / self.window)
+        torch._foreach_mul_(list(weights.values()), list(masks.values()))
 
     def every(self) -> int:
         """At the end of each window."""
