@@ -34,9 +34,9 @@ class Sparse(Method):
                 found.append({"name": f"backbone.{name}", "count": count, "width": width, "bytes": size})
         if not found:
             raise UserError(
-                f"sparse: none of the {every} real-valued matrices in the layers of this {encoder.family} model has so many "
-                "zeros that it is smaller without them; prune first, as in magnitude(0.1) + train | sparse, and quantize "
-                "afterwards"
+                f"sparse: none of the {every} real-valued matrices in the layers of this {encoder.family} model has so "
+                "many zeros that it is smaller without them; prune first, as in magnitude(0.1) + train | sparse, and "
+                "quantize afterwards"
             )
         return {"matrices": found}
 
