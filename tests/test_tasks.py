@@ -10,6 +10,7 @@ import pytest
 
 from smallbert.errors import UserError
 from smallbert.tasks import TASKS, Split, hold_out, load_task
+from smallbert.tasks.task import CHOOSE, with_choice
 
 DATA = Path(__file__).parent / "data"
 
@@ -126,6 +127,15 @@ def test_hold_out_keeps_a_context_on_one_side() -> None:
     split = Split(["?"] * 40, [str(row % 8) for row in range(40)], answers, [str(row) for row in range(40)])
     rest, held = hold_out(split, 0.25, 0, "answer")
     assert rest.pairs and held.pairs and not set(rest.pairs) & set(held.pairs) and len(held) == 10
+
+
+def test_a_part_of_train_to_choose_by_is_not_trained_on() -> None:
+    task = load_task(DATA / "own" / "reviews.csv")
+    changed = with_choice(task, 0.4)
+    held, rest = changed.split(CHOOSE), changed.split("train")
+    assert sorted(held.ids + rest.ids) == sorted(task.split("train").ids) and changed.split("dev") == task.split("dev")
+    assert changed.fingerprint != task.fingerprint and f"choose is {len(held)} of" in changed.note
+    assert len(with_choice(task, 0.4, most=1).split(CHOOSE)) == 1
 
 
 def test_own_csv_is_guessed_and_said() -> None:

@@ -43,6 +43,7 @@ from smallbert.measuring.shelf import PACK, load_card, load_pack
 from smallbert.recipe import Recipe
 from smallbert.run import beginnings
 from smallbert.tasks import Task
+from smallbert.tasks.task import CHOOSE, with_choice
 from smallbert.wheels import to_stderr
 
 MOST = 8  # processes on one GPU, unless more are asked for
@@ -101,6 +102,8 @@ def open_bench(study: Study, line: Line = to_stderr) -> Bench:
         for given in study.tasks:
             task = task_from(given, study.data, study.examples, line, **study.columns)
             tasks[task.name if task.name not in tasks else given] = task
+    if study.split == CHOOSE:
+        tasks = {name: with_choice(task) for name, task in tasks.items()}
     tasks = {name: at_length(start, task, study.length) for name, task in tasks.items()}
     for task in tasks.values():
         task.split(study.split)

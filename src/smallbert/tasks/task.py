@@ -13,6 +13,7 @@ from smallbert.errors import UserError
 from smallbert.tasks.reading import fingerprint_of
 
 KINDS = ("classify", "regress", "tag", "answer")
+CHOOSE = "choose"  # a split held out of train, by which settings may be chosen
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,19 @@ def limit(task: Task, examples: int, seed: int = 0, split: str = "train") -> Tas
     if split != "dev":
         return limited
     return replace(limited, chance=_chance(Row(task.kind, task.metrics, ""), splits["dev"]))
+
+
+def with_choice(task: Task, share: float = 0.1, most: int = 5000) -> Task:
+    """The task with a part of train held out as the split "choose", to choose by without looking at dev; it says so.
+
+    >>> with_choice(task).note
+    'choose is 5,000 of 67,349 train examples, which are not trained on'
+    """
+    rows = task.split("train")
+    rest, held = hold_out(rows, min(share, most / len(rows)), 0, task.kind)
+    note = f"{CHOOSE} is {len(held):,} of {len(rows):,} train examples, which are not trained on"
+    changed = _told_apart(task, note, splits={**task.splits, "train": rest, CHOOSE: held})
+    return replace(changed, chance=_chance(Row(task.kind, task.metrics, ""), held))
 
 
 def cut_at(task: Task, length: int) -> Task:
