@@ -51,8 +51,8 @@ tickets)  # lottery, reweighted proximal pruning and Gordon's control, with what
   finish="finetune(epochs=3)"
   study --task sst2,mrpc --seeds 9,25,39 \
     --names "dense; ticket; pruned at once; random; deleted, free to grow; reweighted" \
-    --recipes "$finish; lottery(0.3, rounds=7, part=train(epochs=3, lr=5e-5)); prune(0.3) | $finish;
-      prune(0.3, by='random') | $finish; delete_information(0.3, what='layers') | $finish; rpp + train(epochs=3) | $finish" ;;
+    --recipes "$finish; lottery(0.3, rounds=7, what='layers', part=train(epochs=3, lr=5e-5)); prune(0.3) | $finish;
+      prune(0.3, by='random') | $finish; delete_information(0.3, scope='global', what='layers') | $finish; rpp + train(epochs=3) | $finish" ;;
 convergence)  # the paper's Figure 5: how many epochs pruning needs
   study --task snli --seeds 9 --names "plain; mixture" --vary epochs=2,4,6,8,10 \
     --recipes "movement(0.1, $masks) + $loop; mix_layers + movement(0.1, $masks) + $loop" ;;

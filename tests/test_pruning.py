@@ -711,6 +711,19 @@ def test_watch_looks_with_the_current_or_the_final_mask_and_says_which(encoder):
     assert found["current"][0][0]["loss"] != found["final"][0][0]["loss"]
 
 
+def test_gradients_that_are_not_finite_once_wipe_nothing(encoder, monkeypatch):
+    whole = METHODS["smooth_movement"].after_step
+
+    def once(self, phase):
+        whole(self, phase)
+        if phase.step == 2:
+            kept_stacks(phase, self.name, "window")[0].fill_(float("nan"))
+
+    monkeypatch.setattr(METHODS["smooth_movement"], "after_step", once)
+    result = run(f"smooth_movement(0.3, window=2, begin=0.0, finish=0.5) + {SIX}", encoder, TASK, judge=False).encoder
+    assert density(result, maskable(result)) == pytest.approx(0.3, abs=0.01)
+
+
 def test_the_rate_of_scores_that_start_at_zero_changes_no_mask(encoder):
     # Adam's steps are as long as its rate and the mask asks for order alone, so the rate only scales the scores.
     first, second = (

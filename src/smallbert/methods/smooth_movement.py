@@ -79,6 +79,7 @@ class SmoothMovement(_Gradual):
         """Take the window into the running means, and set to zero what now has the lowest scores."""
         parts = [kept_stacks(phase, self.name, key) for key in ("window", "importance", "uncertainty")]
         for window, importance, uncertainty in zip(*parts, strict=True):
+            window.nan_to_num_(0.0, 0.0, 0.0)  # of a step whose gradients were not finite, which the optimiser left out
             importance.lerp_(window, 1 - self.smooth)
             uncertainty.lerp_((window - importance).abs(), 1 - self.smooth_uncertainty)
             window.zero_()

@@ -125,8 +125,8 @@ def top(keep: Tensor, scope: str) -> Cuts:
 
 
 def _count(stack: Tensor, keep: Tensor) -> Tensor:
-    """How many of each row stay: the share, rounded to a whole number, in double precision."""
-    return (keep.double() * stack.shape[1]).round().long().expand(len(stack))
+    """How many of each row stay: the share, rounded to a whole number, in double precision; one at least."""
+    return (keep.double() * stack.shape[1]).round().clamp(min=1).long().expand(len(stack))
 
 
 def mask_by_scores(phase: Phase, names: list[str], score: Score, cuts: Cuts) -> None:
