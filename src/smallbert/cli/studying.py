@@ -44,7 +44,8 @@ def study(
         str | None, typer.Option("--vary", help="Run each recipe with each value of a setting: epochs=2,4,6,8.")
     ] = None,
     split: Annotated[
-        str, typer.Option("--split", help="Score on dev, test, or choose: a tenth held out of train.")
+        str,
+        typer.Option("--split", help="Score on dev, test, or choose: held out of train, with all that shares text."),
     ] = "dev",
     jobs: Annotated[
         int | None, typer.Option("--jobs", help="Runs at a time (1 on a CPU, up to 8 on a GPU).", min=1)
