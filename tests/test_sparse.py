@@ -13,7 +13,8 @@ from toys import run, scores_of, small, toy_task
 from smallbert.errors import UserError
 from smallbert.export import export_hugging_face, export_onnx
 from smallbert.measuring import cost
-from smallbert.measuring.cost import count_macs, count_parameters, measure_bytes, measure_latency, note_zeros
+from smallbert.measuring.cost import count_macs, count_parameters, measure_bytes, measure_latency
+from smallbert.measuring.pruned import note_zeros
 from smallbert.methods.head import Head
 from smallbert.model import zeros
 from smallbert.model.anatomy import linears
@@ -283,12 +284,12 @@ def test_a_card_says_what_zeros_do_and_how_it_ran(tmp_path, tiny):
     notes = {}
     for name, encoder in {"plain": plain, "dense": dense, "sparse": sparse}.items():
         save_folder(encoder, tmp_path / name)
-        notes[name] = note_zeros(encoder, cost.measure(encoder, tmp_path / name, 8, seconds=0.01))
-    assert notes["plain"] == [] and "90.0% of the layers' weights are zeros" in notes["dense"][0]
+        notes[name] = note_zeros(cost.measure(encoder, tmp_path / name, 8, seconds=0.01))
+    assert notes["plain"] == [] and "10.0% of the weights in the layers' matrices are left" in notes["dense"][0]
     assert notes["dense"][0].endswith("no faster; in the time measured all was multiplied densely")
     assert notes["sparse"][0].endswith(
         "no faster; in the time measured 12 of 12 pruned matrices ran as sparse products"
     )
     untimed = cost.measure(sparse, tmp_path / "sparse", 8, seconds=None)
-    assert note_zeros(sparse, untimed)[0].endswith("no faster; nothing was timed")
+    assert note_zeros(untimed)[0].endswith("no faster; nothing was timed")
     assert "sparse_products" not in measure_latency(dense, 8, repeats=1)

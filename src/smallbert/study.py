@@ -39,6 +39,7 @@ from smallbert.make import (
 )
 from smallbert.measuring.card import MACHINERY_CHECK, RESULT, Card, card_key, number
 from smallbert.measuring.findings import Result
+from smallbert.measuring.pruned import weights_left
 from smallbert.measuring.shelf import PACK, load_card, load_pack
 from smallbert.recipe import Recipe
 from smallbert.run import beginnings
@@ -167,7 +168,7 @@ def result_of(study: Study, bench: Bench, piece: Piece) -> Result:
     facts = (piece.task, arm.name, arm.value, piece.seed)
     if card is None:
         return Result(*facts, "not run")
-    return Result(*facts, card["status"], number(card, "score"), card["why"], card["seconds"])
+    return Result(*facts, card["status"], number(card, "score"), card["why"], card["seconds"], weights_left(card))
 
 
 def run_study(

@@ -26,7 +26,6 @@ from smallbert.model.zeros import sparse_linears
 
 LEAST = 20  # timed rounds, however slow the model
 WARM = 3
-WORTH_A_NOTE = 0.05  # the share of zeros from which a card speaks of them
 NOT_TIMED = "not timed, since other runs may have shared the machine"
 PARTS = ("embeddings", "encoder", "head", "other")
 NEEDED = (
@@ -103,17 +102,6 @@ def _weights(module: nn.Module) -> dict[str, Tensor]:
             unique.setdefault(id(tensor), (name, tensor))
     unique |= {id(part): (f"{name}.weight", part.weight) for name, part in sparse_linears(module).items()}
     return dict(unique.values())
-
-
-def note_zeros(encoder: Encoder, costs: Mapping[str, Any]) -> list[str]:
-    """What a card says of a pruned model: zeros alone are no speed, and how it ran when it was timed."""
-    zeros = 1 - costs["parameters"]["encoder_non_zero"] / costs["parameters"]["encoder"]
-    if zeros < WORTH_A_NOTE:
-        return []
-    stored, ran = len(sparse_linears(encoder)), (costs["latency"] or {}).get("sparse_products")
-    how = "all was multiplied densely" if not stored else f"{ran} of {stored} pruned matrices ran as sparse products"
-    how = "nothing was timed" if costs["latency"] is None else f"in the time measured {how}"
-    return [f"{zeros:.1%} of the layers' weights are zeros, which make dense products no faster; {how}"]
 
 
 def _count(tensors: Any) -> int:
@@ -248,9 +236,10 @@ def measure_latencies(
 
 
 def _sparse_products(encoder: Encoder) -> dict[str, int]:
-    """How many matrices stored without zeros were multiplied sparsely in the last run, where there are any."""
+    """How many matrices are stored without zeros, and how many of them ran sparsely last, where there are any."""
     stored = sparse_linears(encoder).values()
-    return {"sparse_products": sum(part.last_way == "sparse" for part in stored)} if stored else {}
+    ran = sum(part.last_way == "sparse" for part in stored)
+    return {"sparse_products": ran, "sparse_matrices": len(stored)} if stored else {}
 
 
 def measure_throughput(
