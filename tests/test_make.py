@@ -105,3 +105,16 @@ def test_what_is_left_of_a_pruned_model_is_told_where_a_user_looks(tmp_path):
     assert sheet.rows[-1][0] == "% of weights left" and sheet.rows[-1][2] == "15.0 / 50.0"
     assert any("zeros make dense products no faster" in note for note in sheet.notes)
     assert seeds_sheet(gather(runs[:1]), about).rows[-1][0] != "% of weights left" and mean_left([None]) is None
+
+
+def test_what_was_measured_of_a_model_is_not_said_of_those_made_from_it(tmp_path):
+    """A pruned model that stands for the beginning of another recipe does not hand on the note on its own zeros."""
+    from smallbert.compare import compare, read_entries
+
+    first = "magnitude(0.1) + train(epochs=0.2, batch=8)"
+    setting = {"kind": MACHINERY_CHECK, "seconds": 0.05}
+    start, task = make.tiny_start("bert"), make_task()
+    compare(read_entries(None, first), start, task, tmp_path, **setting)
+    cards = compare(read_entries(None, f"{first}; {first} | delete_information(0.5)"), start, task, tmp_path, **setting)
+    notes = [note for note in cards[-1]["trained"]["notes"] if "zeros make dense products no faster" in note]
+    assert len(notes) == 1

@@ -27,6 +27,7 @@ from smallbert.make import (
 )
 from smallbert.measuring import cost
 from smallbert.measuring.card import RESULT, Card, card_key
+from smallbert.measuring.pruned import note_zeros
 from smallbert.measuring.shelf import load_card
 from smallbert.model.anatomy import FAMILIES
 from smallbert.model.folders import load_folder
@@ -202,5 +203,6 @@ def _reuse(place: Place, folder: Path, key: str) -> None:
     shutil.copytree(place.model, folder)
     trained = card["trained"]
     about: dict[str, Any] = {"key": key, "counts": [trained[name] for name in ("steps", "epochs", "packed")]}
-    notes = [note for note in trained["notes"] if not note.startswith(f"{card['split']}: ")]
+    measured = note_zeros(card)  # said of this model, not of what is made of it
+    notes = [note for note in trained["notes"] if not note.startswith(f"{card['split']}: ") and note not in measured]
     write_json(folder / "phase.json", {**about, "notes": notes, "seconds": card["seconds"]})

@@ -252,7 +252,10 @@ def _warn(say: Progress, cards: list[Card]) -> None:
         say.line(why)
     from smallbert.measuring.pruned import note_zeros
 
-    for note in dict.fromkeys(note for card in cards for note in note_zeros(card)):
+    told = (
+        (cards[0]["trained"] or {}).get("notes", []) if len(cards) == 1 else [n for c in cards for n in note_zeros(c)]
+    )
+    for note in dict.fromkeys(told):
         say.line(note)
 
 
