@@ -80,11 +80,11 @@ def measure(
 
 def count_parameters(encoder: Encoder) -> dict[str, int]:
     """How many numbers it holds, shared ones once; "encoder" are the matrices of the layers, those that are pruned."""
-    every = _weights(encoder)
+    every = weights_of(encoder)
     table = f"backbone.{anatomy(encoder.backbone).words.split('.')[0]}."
     outside = [tensor for name, tensor in every.items() if not name.startswith(table)]
     modules = nn.ModuleList(module for _, module in linears(encoder.backbone))
-    matrices = [tensor for tensor in _weights(modules).values() if tensor.dim() > 1]
+    matrices = [tensor for tensor in weights_of(modules).values() if tensor.dim() > 1]
     return {
         "total": _count(every.values()),
         "non_embedding": _count(outside),
@@ -94,7 +94,7 @@ def count_parameters(encoder: Encoder) -> dict[str, int]:
     }
 
 
-def _weights(module: nn.Module) -> dict[str, Tensor]:
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
     """Parameters and stored matrices by name, each tensor once; what only scales a matrix is not counted."""
     unique: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():

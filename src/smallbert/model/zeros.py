@@ -140,7 +140,8 @@ class SparseLinear(nn.Module):
 
     def _dense(self, dtype: torch.dtype) -> Tensor:
         flat = torch.zeros(self.out_features * self.in_features, dtype=dtype, device=self.values.device)
-        flat[unpack(self.gaps, self.width)] = self.values.to(dtype)
+        if not flat.is_meta:  # shapes alone have no places
+            flat[unpack(self.gaps, self.width)] = self.values.to(dtype)
         return flat.view(self.out_features, self.in_features)
 
     def _sparse(self) -> Tensor:
