@@ -10,6 +10,7 @@ from test_cost import changed
 from torch import nn
 from toys import run, scores_of, small, toy_task
 
+from smallbert.cli.catalog import inspect_folder
 from smallbert.errors import UserError
 from smallbert.export import export_hugging_face, export_onnx
 from smallbert.measuring import cost
@@ -223,11 +224,48 @@ def test_changed_numbers_are_seen_and_copies_share_nothing(way):
     assert not torch.equal(scores_of(encoder, TASK), before) and torch.equal(scores_of(other, TASK), before)
 
 
-@pytest.mark.parametrize("recipe", ["sparse", "sparse('float16')", "quantize | sparse", "prune(0.5) | sparse | sparse"])
+@pytest.mark.parametrize("recipe", ["sparse", "sparse('float16')", "quantize | sparse"])
 def test_a_model_without_zeros_is_refused(recipe):
     with pytest.raises(UserError, match="so many zeros that it is smaller without them; prune first") as refusal:
         run(recipe, small(), TASK)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "phrase"),
+    [
+        (
+            "prune(0.5) | sparse | sparse",
+            "12 matrices of this bert model are stored without their zeros already, .*leave",
+        ),
+        (
+            f"prune(0.5) | sparse | magnitude(0.2) + {SHORT}",
+            r"prune before sparse, as in magnitude\(0.1\) \+ train \| sparse",
+        ),
+        ("prune(0.5) | sparse | prune(0.2)", "stored without their zeros, and stay as they are; prune before sparse"),
+    ],
+)
+def test_what_cannot_follow_sparse_says_what_to_write_instead(recipe, phrase):
+    with pytest.raises(UserError, match=phrase) as refusal:
+        run(recipe, small(), TASK)
+    assert "\n" not in str(refusal.value) and "quantize" not in str(refusal.value)
+
+
+def test_inspect_counts_what_sparse_matrices_stand_for_and_refuses_what_running_would(tmp_path):
+    dense = pruned(keep=0.1)
+    for name, encoder in {"dense": dense, "sparse": run("sparse", dense, TASK).encoder}.items():
+        save_folder(encoder, tmp_path / name)
+    whole, small_one = (inspect_folder(tmp_path / name) for name in ("dense", "sparse"))
+    assert small_one["parameters"] == whole["parameters"]
+    parts = whole["parameters"]
+    assert sum(parts[part] for part in ("embeddings", "layers", "head", "pooler")) == parts["total"]
+    assert parts["encoder_non_zero"] == pytest.approx(0.1 * parts["encoder"], rel=0.01)
+    assert small_one["bytes"]["encoder"] < 0.25 * whole["bytes"]["encoder"]
+    presets = [{row["preset"]: row for row in found["presets"]} for found in (whole, small_one)]
+    assert presets[0]["gmp10"]["fits"] and presets[0]["ticket30"]["fits"]
+    for name in ("gmp10", "l0-masks", "ticket30", "deleted30"):
+        assert not presets[1][name]["fits"] and "prune before sparse" in presets[1][name]["why"], name
+    assert presets[1]["baseline"]["fits"] and presets[1]["baseline"]["parameters"] == parts["total"]
 
 
 def test_a_folder_of_an_unknown_method_is_refused_in_a_sentence(tmp_path):
@@ -254,7 +292,9 @@ def test_after_fine_pruning_and_before_quantize(mixed, tmp_path):
 
 def test_stored_numbers_stay_while_the_rest_is_trained():
     sparse = run("sparse", pruned(), TASK).encoder
-    later = run(SHORT, sparse, TASK).encoder
+    outcome = run(SHORT, sparse, TASK)
+    later = outcome.encoder
+    assert any("only what is around them is trained; to train them too, put sparse last" in n for n in outcome.notes)
     for (name, old), new in zip(sparse_linears(sparse).items(), sparse_linears(later).values(), strict=True):
         assert torch.equal(new.values, old.values) and torch.equal(new.gaps, old.gaps), name
         assert not torch.equal(new.bias, old.bias), name

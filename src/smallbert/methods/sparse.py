@@ -11,7 +11,7 @@ from torch import nn
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.anatomy import linears, replace_module
-from smallbert.model.zeros import SparseLinear, best_width
+from smallbert.model.zeros import SparseLinear, best_width, sparse_linears
 
 
 class Sparse(Method):
@@ -32,6 +32,11 @@ class Sparse(Method):
             count, (width, size) = int(module.weight.count_nonzero()), best_width(module.weight.detach())
             if size + count * bytes_each < module.weight.numel() * bytes_each:
                 found.append({"name": f"backbone.{name}", "count": count, "width": width, "bytes": size})
+        if not found and (stored := len(sparse_linears(encoder))):
+            raise UserError(
+                f"sparse: {stored} matrices of this {encoder.family} model are stored without their zeros already, and "
+                "no other one would be smaller so; leave this sparse out"
+            )
         if not found:
             raise UserError(
                 f"sparse: none of the {every} real-valued matrices in the layers of this {encoder.family} model has so "

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from smallbert.errors import UserError
 from smallbert.model.anatomy import anatomy, linears, words
 from smallbert.model.encoder import HEAD, Encoder
+from smallbert.model.zeros import sparse_linears
 from smallbert.training.phase import Phase, Weights
 from smallbert.training.thresholds import kth_largest
 
@@ -148,6 +149,11 @@ def mask_by_scores(phase: Phase, names: list[str], score: Score, cuts: Cuts) -> 
 
 def stack_up(encoder: Encoder, names: list[str]) -> Stacks:
     """The stacks of these weights; where there are none, a sentence that says so."""
+    if not names and sparse_linears(encoder):
+        raise UserError(
+            f"there is no weight to prune: the matrices of this {encoder.family} model are stored without their zeros, "
+            "and stay as they are; prune before sparse, as in magnitude(0.1) + train | sparse"
+        )
     if not names:
         raise UserError(
             f"there is no weight to prune: the layers of this {encoder.family} model hold no real-valued matrix "
