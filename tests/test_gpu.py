@@ -71,7 +71,20 @@ def run(recipe, family="bert"):
     return torch.cat([parameter.detach().flatten() for parameter in encoder.parameters()])
 
 
-@pytest.mark.parametrize("method", ["", "movement(0.3) + ", "magnitude(0.3, scope='global') + "])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "",
+        "movement(0.3) + ",
+        "magnitude(0.3, scope='global', first=0.6, stairs=4) + ",
+        "movement(0.3, init='magnitude', fresh=True, train_weights=False) + ",
+        "soft_movement(lr=0.3, begin=0.0) + ",
+        "l0(lr=0.5) + ",
+        "smooth_movement(0.3) + ",
+        "second_order(0.3, events=3, gradients=8, damp=1e-4) + ",
+        "rpp(pull=0.5, steps=10) + ",
+    ],
+)
 def test_recorded_steps_equal_plain_steps(method):
     recorded, plain = (run(f"{method}train(epochs=2, lr=1e-3, graphs={graphs})") for graphs in (True, False))
     assert torch.equal(recorded, plain)

@@ -69,3 +69,52 @@ def test_a_comparison_measures_what_it_starts_from(tmp_path):
     rows = format_rows(cards)
     assert rows[0]["model"] == AS_GIVEN and rows[0]["versus"] == "baseline"
     assert all(float(row["smaller"].rstrip("x")) > 1 for row in rows[1:])
+
+
+def test_what_is_left_of_a_pruned_model_is_told_where_a_user_looks(tmp_path):
+    """Both denominators, and that zeros are no speed: in the README, the notes, the table and the tables of a study."""
+    from smallbert.measuring.findings import Result, gather
+    from smallbert.measuring.pruned import Left, mean_left, weights_left
+    from smallbert.report.readme import numbers
+    from smallbert.report.sheets import About, seeds_sheet
+    from smallbert.report.table import format_rows, render_table
+
+    recipe, facts = "magnitude(0.1) + train(epochs=0.2, batch=8)", {"kind": MACHINERY_CHECK, "seconds": 0.05}
+    card = make.make_one(recipe, make.tiny_start("bert"), make_task(), 0, tmp_path / "out", alone=True, **facts)
+    left, counts = weights_left(card), card["parameters"]
+    assert left.layers == pytest.approx(0.1, abs=0.01) and left.whole == counts["non_zero"] / counts["total"] > 0.2
+    shown = f"{100 * left.layers:.1f} / {100 * left.whole:.1f}"
+    readme = (tmp_path / "out" / "README.md").read_text()
+    assert f"| weights left, of the layers' matrices / of the whole model | {shown} % |" in readme
+    note = next(note for note in card["trained"]["notes"] if "zeros make dense products no faster" in note)
+    assert (
+        note.startswith(f"{left.layers:.1%} of the weights in the layers' matrices are left") and f"- {note}" in readme
+    )
+
+    dense = one(tmp_path / "dense", alone=True)
+    assert [row["left"] for row in format_rows([dense, card])][1] == shown and "left" not in format_rows([dense])[0]
+    assert "zeros make dense products no faster" in str(render_table([card]).caption)
+    assert not any("weights left" in name for name, _ in numbers(dense))
+
+    runs = [Result("toy", "dense", None, 0, "ok", 50.0, left=weights_left(dense))]
+    runs += [
+        Result("toy", "pruned", None, seed, "ok", 50.0, left=Left(share, 0.5)) for seed, share in ((0, 0.1), (1, 0.2))
+    ]
+    about = About("m", "dev", "", {"toy": ("accuracy", "classify", 50.0)}, [])
+    sheet = seeds_sheet(gather(runs), about)
+    assert sheet.rows[-1][0] == "% of weights left" and sheet.rows[-1][2] == "15.0 / 50.0"
+    assert any("zeros make dense products no faster" in note for note in sheet.notes)
+    assert seeds_sheet(gather(runs[:1]), about).rows[-1][0] != "% of weights left" and mean_left([None]) is None
+
+
+def test_what_was_measured_of_a_model_is_not_said_of_those_made_from_it(tmp_path):
+    """A pruned model that stands for the beginning of another recipe does not hand on the note on its own zeros."""
+    from smallbert.compare import compare, read_entries
+
+    first = "magnitude(0.1) + train(epochs=0.2, batch=8)"
+    setting = {"kind": MACHINERY_CHECK, "seconds": 0.05}
+    start, task = make.tiny_start("bert"), make_task()
+    compare(read_entries(None, first), start, task, tmp_path, **setting)
+    cards = compare(read_entries(None, f"{first}; {first} | delete_information(0.5)"), start, task, tmp_path, **setting)
+    notes = [note for note in cards[-1]["trained"]["notes"] if "zeros make dense products no faster" in note]
+    assert len(notes) == 1

@@ -105,6 +105,14 @@ def test_kill_minus_nine_in_the_middle(tmp_path):
         f"{SHORT} | mix_layers | movement(0.3, scope='global') + distill + {LONG}",
         f"magnitude(0.3) + {SHORT} | drop_layers(1) | {LONG} | quantize",
         f"quantize | {LONG}",
+        f"movement(0.3, init='magnitude', fresh=True, begin=0.4, train_weights=False) + {LONG}",
+        f"soft_movement(pull=0.1, lr=0.5, begin=0.0) + {LONG}",
+        f"l0(pull=0.1, lr=0.5) + {LONG}",
+        f"smooth_movement(0.3, window=2) + {LONG}",
+        f"{SHORT} | second_order(0.3, events=4, gradients=4, block=8, examples=2, damp=1e-4) + distill + {LONG}",
+        f"rpp(pull=1.0, steps=3) + {LONG}",
+        f"delete_information(0.3) + {LONG}",
+        f"prune(0.3, by='random') | {LONG}",
     ],
 )
 def test_resumed_is_equal_to_the_bit(recipe, tmp_path):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from smallbert.errors import UserError
-from smallbert.tasks import TASKS, Split, hold_out, load_task
+from smallbert.tasks import TASKS, Split, Task, hold_out, load_task
+from smallbert.tasks.task import CHOOSE, with_choice
 
 DATA = Path(__file__).parent / "data"
 
@@ -126,6 +127,49 @@ def test_hold_out_keeps_a_context_on_one_side() -> None:
     split = Split(["?"] * 40, [str(row % 8) for row in range(40)], answers, [str(row) for row in range(40)])
     rest, held = hold_out(split, 0.25, 0, "answer")
     assert rest.pairs and held.pairs and not set(rest.pairs) & set(held.pairs) and len(held) == 10
+
+
+def test_a_part_of_train_to_choose_by_is_not_trained_on() -> None:
+    task = load_task(DATA / "own" / "reviews.csv")
+    changed = with_choice(task, 0.4)
+    held, rest = changed.split(CHOOSE), changed.split("train")
+    assert sorted(held.ids + rest.ids) == sorted(task.split("train").ids) and changed.split("dev") == task.split("dev")
+    assert changed.fingerprint != task.fingerprint and f"choose is {len(held)} whole rows of train" in changed.note
+    assert with_choice(task, 0.4) == changed and len(with_choice(task, 0.4, most=1).split(CHOOSE)) == 1
+
+
+def _choosing(texts: list, pairs: list[str] | None, share: float) -> tuple[Split, Split]:
+    """What is left to train on, and what is scored, of a task with these texts."""
+    labels = [row % 2 for row in range(len(texts))]
+    train = Split(texts, pairs, labels, [str(row) for row in range(len(texts))])
+    task = Task("own", "classify", ("no", "yes"), ("accuracy",), 50.0, 128, "", "0", splits={"train": train})
+    changed = with_choice(task, share)
+    return changed.split("train"), changed.split(CHOOSE)
+
+
+def test_no_phrase_of_a_sentence_to_choose_by_is_trained_on() -> None:
+    sentences = [f"It was {word} , the {word} film number {place} ." for place, word in enumerate("abcdefghij")]
+    phrases = [f"the {word} film number" for word in "abcdefghij"] + [f"WAS {word}" for word in "abcdefghij"]
+    rest, held = _choosing([*phrases, *sentences, "number", "film number"], None, 0.2)
+    assert len(held) == 2 and set(held.texts) <= set(sentences), "whole sentences, not their phrases"
+    for sentence in held.texts:
+        word = sentence.split()[2]
+        assert not {f"the {word} film number", f"WAS {word}", "film number", "number"} & set(rest.texts)
+    assert len(rest) == 32 - 2 * 3 - 2, "all else is still trained on"
+
+
+def test_texts_of_pairs_to_choose_by_are_not_trained_on() -> None:
+    firsts = [f"premise {row // 3}" for row in range(30)]
+    seconds = ["a common guess" if row % 10 == 0 else f"guess {row}" for row in range(30)]
+    rest, held = _choosing([*firsts, "Guess 4."], [*seconds, "premise 7"], 0.2)
+    trained = {text.lower().strip(".") for text in [*rest.texts, *(rest.pairs or [])]}
+    assert len(held) == 6 and not trained & {*held.texts, *(held.pairs or [])}
+    assert 31 - len(rest) <= 12, "train never loses more than twice the share"
+
+
+def test_a_text_that_nearly_all_rows_share_leaves_nothing_to_choose_by() -> None:
+    with pytest.raises(UserError, match=r"more than 20 % of train would go.*score on dev instead"):
+        _choosing([f"review {row}" for row in range(30)], ["service"] * 30, 0.1)
 
 
 def test_own_csv_is_guessed_and_said() -> None:

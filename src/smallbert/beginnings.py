@@ -14,6 +14,7 @@ from smallbert.errors import UserError
 from smallbert.files import write_folder, write_json
 from smallbert.make import Place, Start, find_place, work_key
 from smallbert.measuring.card import RESULT
+from smallbert.measuring.pruned import note_zeros
 from smallbert.measuring.shelf import load_card
 from smallbert.processes import processes
 from smallbert.recipe import Recipe
@@ -97,7 +98,8 @@ def _reuse(place: Place, folder: Path, key: str) -> None:
         return
     trained = card["trained"]
     about: dict[str, Any] = {"key": key, "counts": [trained[name] for name in ("steps", "epochs", "packed")]}
-    notes = [note for note in trained["notes"] if not note.startswith(f"{card['split']}: ")]
+    measured = note_zeros(card)  # said of this model, not of what is made of it
+    notes = [note for note in trained["notes"] if not note.startswith(f"{card['split']}: ") and note not in measured]
     with write_folder(folder) as aside:
         shutil.copytree(place.model, aside, dirs_exist_ok=True)
         write_json(aside / PHASE, {**about, "notes": notes, "seconds": card["seconds"]})

@@ -22,6 +22,7 @@ from smallbert.model.anatomy import anatomy
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import load_folder, probe_batch, save_folder
+from smallbert.model.zeros import with_plain_linears
 
 # Lengths of the texts of each batch that is tried.
 CHECKS: tuple[tuple[int, ...], ...] = (
@@ -33,7 +34,7 @@ FAR = 1e-3  # two scores farther apart than this are not the same
 
 def export_hugging_face(folder: Path | str, out: Path | str) -> dict[str, Any]:
     """Write what transformers needs and nothing else; a shape it does not know is refused."""
-    encoder = load_folder(folder)
+    encoder = with_plain_linears(load_folder(folder))
     with write_folder(_free(out)) as aside:
         inner = aside / "model"
         if save_folder(encoder, inner) != "huggingface":
@@ -57,7 +58,7 @@ def export_onnx(folder: Path | str, out: Path | str) -> dict[str, Any]:
     """
     if find_spec("onnxscript") is None:
         raise UserError("writing ONNX needs onnx and onnxscript; run: pip install -e '.[onnx]'")
-    encoder = load_folder(folder)
+    encoder = with_plain_linears(load_folder(folder))
     if any(getattr(module, "activations", False) for module in encoder.modules()):
         raise UserError(
             f"{folder} rounds its inputs to 8 bits (activations=True) as torch's CPU kernels do, which ONNX cannot say "

@@ -18,6 +18,7 @@ from smallbert.files import is_full_disk, move_folder, write_json, write_text
 from smallbert.measuring import cost
 from smallbert.measuring.card import RESULT, Card, card_key, make_card
 from smallbert.measuring.evaluate import evaluate
+from smallbert.measuring.pruned import note_zeros
 from smallbert.measuring.shelf import load_card
 from smallbert.model.anatomy import FAMILIES
 from smallbert.model.encoder import HEAD, Encoder, fingerprint
@@ -190,7 +191,8 @@ def measure_model(
     found = evaluate(encoder, task, split, length, say)
     say("measuring its speed" if seconds is not None else "measuring its size", 0, 0, "")
     costs = cost.measure(encoder, folder, min(length, COST_LENGTHS.get(task.kind, COST_LENGTH)), seconds=seconds)
-    return {"scores": found["scores"], **costs, "notes": [f"{split}: {note}" for note in found["notes"]]}
+    notes = [*(f"{split}: {note}" for note in found["notes"]), *note_zeros(costs)]
+    return {"scores": found["scores"], **costs, "notes": notes}
 
 
 def make_eval_card(

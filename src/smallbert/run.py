@@ -15,6 +15,7 @@ from smallbert.methods import METHODS, Method
 from smallbert.model.encoder import HEAD, Encoder, fingerprint
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.heads import same_labels
+from smallbert.model.zeros import sparse_linears
 from smallbert.processes import processes
 from smallbert.recipe import Recipe
 from smallbert.training.loop import CHECKPOINT_SECONDS, train
@@ -233,6 +234,11 @@ def _prepare(phase: Phase, setting: Setting) -> None:
     phase.tokenise = setting.tokenise
     phase.stream = streams[0] if streams else setting.tokenise(phase.encoder.tokenizer)
     phase.notes += phase.stream.notes
+    if stored := len(sparse_linears(phase.encoder)):
+        phase.notes.append(
+            f"{stored} matrices that sparse has stored without zeros stay as they are, and only what is around them is "
+            "trained; to train them too, put sparse last"
+        )
     phase.hold_zeros()
     for method in phase.methods:
         method.attach(phase)

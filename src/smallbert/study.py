@@ -40,9 +40,11 @@ from smallbert.make import (
 )
 from smallbert.measuring.card import MACHINERY_CHECK, RESULT, Card, card_key, number
 from smallbert.measuring.findings import Result
+from smallbert.measuring.pruned import weights_left
 from smallbert.measuring.shelf import PACK, load_card, load_pack
 from smallbert.recipe import Recipe
 from smallbert.tasks import Task
+from smallbert.tasks.task import CHOOSE, with_choice
 from smallbert.wheels import to_stderr
 
 MOST = 8  # processes on one GPU, unless more are asked for
@@ -101,6 +103,8 @@ def open_bench(study: Study, line: Line = to_stderr) -> Bench:
         for given in study.tasks:
             task = task_from(given, study.data, study.examples, line, **study.columns)
             tasks[task.name if task.name not in tasks else given] = task
+    if study.split == CHOOSE:
+        tasks = {name: with_choice(task) for name, task in tasks.items()}
     tasks = {name: at_length(start, task, study.length) for name, task in tasks.items()}
     for task in tasks.values():
         task.split(study.split)
@@ -162,7 +166,7 @@ def result_of(study: Study, bench: Bench, piece: Piece) -> Result:
     facts = (piece.task, arm.name, arm.value, piece.seed)
     if card is None:
         return Result(*facts, "not run")
-    return Result(*facts, card["status"], number(card, "score"), card["why"], card["seconds"])
+    return Result(*facts, card["status"], number(card, "score"), card["why"], card["seconds"], weights_left(card))
 
 
 def run_study(

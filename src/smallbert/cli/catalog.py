@@ -73,14 +73,21 @@ def inspect_folder(folder: Path | str) -> dict[str, Any]:
 def estimate(encoder: Encoder, recipe: Recipe | str) -> dict[str, Any]:
     """What shape a recipe would give, without data or training: its `build` steps run on weights that are not there.
 
+    What running it would refuse for the model's sake, it refuses here too.
+
     {"fits": True, "why": None, "layers": 3, "parameters": 17387522, "weight_bytes": 69550088}
     """
+    from smallbert.measuring.cost import weights_of
+    from smallbert.training.masks import maskable, stack_up
+
     empty = (encoder if encoder.device.type == "meta" else encoder.copy().to("meta")).copy()
     try:
         for phase in Recipe(recipe).phases():
             for method in phase:
                 if method.name != "head":  # a head depends on the task
                     method.build(empty, method.plan(empty, None))
+                if hasattr(method, "what"):  # it prunes, and refuses where there is nothing to prune
+                    stack_up(empty, maskable(empty, method.what))
     except UserError as error:
         return {"fits": False, "why": str(error), "layers": None, "parameters": None, "weight_bytes": None}
     tensors = list(empty.state_dict().values())
@@ -88,7 +95,7 @@ def estimate(encoder: Encoder, recipe: Recipe | str) -> dict[str, Any]:
         "fits": True,
         "why": None,
         "layers": len(empty.order),
-        "parameters": sum(tensor.numel() for tensor in tensors if tensor.dim() > 1 or tensor.is_floating_point()),
+        "parameters": sum(tensor.numel() for tensor in weights_of(empty).values()),
         "weight_bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
     }
 
@@ -99,13 +106,16 @@ def _defaults(method: Any) -> dict[str, Any]:
 
 
 def _by_part(encoder: Encoder) -> dict[str, int]:
+    """How many numbers each part holds, counted as the total is: a matrix stored without zeros counts with them."""
+    from smallbert.measuring.cost import weights_of
+
     parts = {
         "embeddings": f"backbone.{FAMILIES[encoder.family].words.split('.')[0]}.",
         "head": "heads.",
         "pooler": "pooler.",
     }
     counts = dict.fromkeys((*parts, "layers"), 0)
-    for name, tensor in encoder.state_dict().items():
+    for name, tensor in weights_of(encoder).items():
         counts[next((part for part, start in parts.items() if name.startswith(start)), "layers")] += tensor.numel()
     return counts
 

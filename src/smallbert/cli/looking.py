@@ -145,15 +145,23 @@ def _cell(value: Any) -> Any:
 def _facts(found: dict[str, Any]) -> Any:
     from rich.table import Table
 
+    from smallbert.measuring.pruned import weights_left
+
     table = Table(box=None, show_header=False, pad_edge=False)
     head = found["head"]
     size = found["bytes"]
+    left = weights_left(found)
     shown = {
         "model": found["model"],
         "family": found["family"],
         "shape": f"{found['layers']} layers, width {found['width']}, {found['heads']} heads",
         "vocabulary": found["vocabulary"],
         "parameters": ", ".join(f"{part} {count:,}" for part, count in found["parameters"].items()),
+        **(
+            {"weights left": f"{left} %, of the layers' matrices / of the whole model"}
+            if left and left.is_pruned
+            else {}
+        ),
         "bytes": ", ".join(f"{part} {count:,}" for part, count in size.items()),
         "head": f"{head['kind']}, {', '.join(head['labels'])}" if head else "none yet",
         "loads with": "transformers and smallbert" if found["layout"] == "huggingface" else "smallbert",

@@ -161,6 +161,7 @@ def evaluate(
         if json:
             return print_json(card)
         say.show(*(f"{name}: {value}" for name, value in numbers(card)))
+        _warn(say, [card])
         if saved:
             say.show(f"The card is in {saved}")
 
@@ -249,6 +250,13 @@ def _warn(say: Progress, cards: list[Card]) -> None:
     """Say why runs did not go well, and where they are not the whole story."""
     for why in dict.fromkeys(f"{card['status']}: {card['recipe']}: {card['why']}" for card in cards if card["why"]):
         say.line(why)
+    from smallbert.measuring.pruned import note_zeros
+
+    told = (
+        (cards[0]["trained"] or {}).get("notes", []) if len(cards) == 1 else [n for c in cards for n in note_zeros(c)]
+    )
+    for note in dict.fromkeys(told):
+        say.line(note)
 
 
 def _name_best(say: Progress, cards: list[Card], limits: Budget | None, tiny: bool) -> None:

@@ -43,7 +43,10 @@ def study(
     vary: Annotated[
         str | None, typer.Option("--vary", help="Run each recipe with each value of a setting: epochs=2,4,6,8.")
     ] = None,
-    split: Annotated[str, typer.Option("--split", help="Score on dev or test.")] = "dev",
+    split: Annotated[
+        str,
+        typer.Option("--split", help="Score on dev, test, or choose: held out of train, with all that shares text."),
+    ] = "dev",
     jobs: Annotated[
         int | None, typer.Option("--jobs", help="Runs at a time (1 on a CPU, up to 8 on a GPU).", min=1)
     ] = None,
@@ -70,8 +73,8 @@ def study(
     numbers = tuple(dict.fromkeys(read_numbers(seeds, "--seeds")))
     if any(seed < 0 for seed in numbers):
         raise UserError(f"--seeds was given {seeds!r}; a seed is 0 or more")
-    if split not in ("dev", "test"):
-        raise UserError(f"--split was given {split!r}; write dev or test")
+    if split not in ("dev", "test", "choose"):
+        raise UserError(f"--split was given {split!r}; write dev, test or choose")
     if not tiny and (model is None or task is None):
         raise UserError("study needs a MODEL and --task; or write --tiny to check the machinery without either")
     with progress() as say:

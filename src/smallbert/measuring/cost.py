@@ -22,6 +22,7 @@ from smallbert.model.anatomy import FAMILIES, anatomy, linears
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import probe_batch, read_tensors
+from smallbert.model.zeros import sparse_linears
 
 LEAST = 20  # timed rounds, however slow the model
 WARM = 3
@@ -79,11 +80,11 @@ def measure(
 
 def count_parameters(encoder: Encoder) -> dict[str, int]:
     """How many numbers it holds, shared ones once; "encoder" are the matrices of the layers, those that are pruned."""
-    every = _weights(encoder)
+    every = weights_of(encoder)
     table = f"backbone.{anatomy(encoder.backbone).words.split('.')[0]}."
     outside = [tensor for name, tensor in every.items() if not name.startswith(table)]
     modules = nn.ModuleList(module for _, module in linears(encoder.backbone))
-    matrices = [tensor for tensor in _weights(modules).values() if tensor.dim() > 1]
+    matrices = [tensor for tensor in weights_of(modules).values() if tensor.dim() > 1]
     return {
         "total": _count(every.values()),
         "non_embedding": _count(outside),
@@ -93,12 +94,13 @@ def count_parameters(encoder: Encoder) -> dict[str, int]:
     }
 
 
-def _weights(module: nn.Module) -> dict[str, Tensor]:
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
     """Parameters and stored matrices by name, each tensor once; what only scales a matrix is not counted."""
     unique: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         if isinstance(tensor, nn.Parameter) or (tensor.dim() > 1 and tensor.dtype != torch.bool):
             unique.setdefault(id(tensor), (name, tensor))
+    unique |= {id(part): (f"{name}.weight", part.weight) for name, part in sparse_linears(module).items()}
     return dict(unique.values())
 
 
@@ -215,6 +217,7 @@ def measure_latencies(
             calls = {name: partial(one, _texts(one, length, batch)) for name, one in ready.items()}
             with torch.inference_mode():  # only now: weights copied in it could not be used outside of it
                 times = _take_turns(calls, seconds * len(calls), repeats, warm)
+            sparse = {name: _sparse_products(one) for name, one in ready.items()}
     finally:
         torch.set_num_threads(threads_before)
     facts = {"batch": batch, "length": length, "threads": threads, "device": "cpu"}
@@ -226,9 +229,17 @@ def measure_latencies(
             **facts,
             "repeats": len(taken),
             "ratio": float(np.median(taken / first)),
+            **sparse[name],
         }
         for name, taken in times.items()
     }
+
+
+def _sparse_products(encoder: Encoder) -> dict[str, int]:
+    """How many matrices are stored without zeros, and how many of them ran sparsely last, where there are any."""
+    stored = sparse_linears(encoder).values()
+    ran = sum(part.last_way == "sparse" for part in stored)
+    return {"sparse_products": ran, "sparse_matrices": len(stored)} if stored else {}
 
 
 def measure_throughput(

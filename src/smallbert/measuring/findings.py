@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from smallbert.measuring.pruned import Left, mean_left
 from smallbert.measuring.statistics import (
     Crossing,
     Mean,
@@ -31,6 +32,7 @@ class Result(NamedTuple):
     score: float | None = None
     why: str | None = None
     seconds: float | None = None
+    left: Left | None = None
 
 
 class Cell(NamedTuple):
@@ -59,6 +61,11 @@ class Cell(NamedTuple):
     def count(self, *statuses: str) -> int:
         """How many runs ended so."""
         return sum(run.status in statuses for run in self.runs)
+
+    @property
+    def left(self) -> Left | None:
+        """The mean share of weights that are left."""
+        return mean_left(run.left for run in self.runs)
 
     @property
     def interval(self) -> tuple[float, float] | None:

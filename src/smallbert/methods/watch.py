@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ class Watch(Method):
 
     steps: int = 200
     examples: int = 64
+    mask: Literal["current", "final"] = "current"  # look with masks as they are, or as cut to their share in the end
 
     def check(self) -> None:
         """Counts."""
@@ -32,28 +33,38 @@ class Watch(Method):
         return self.steps
 
     def look(self, phase: Any) -> None:
-        """Look at the same few training examples each time, without dropout and with the weights as they are seen."""
+        """Look at the same few training examples each time, without dropout and with the weights as they are seen.
+
+        With mask="final" every dial is turned to its end for the look, as the movement-pruning paper evaluates; what
+        was pruned for good so far (smooth_movement, second_order) is seen as it is either way.
+        """
         phase.encoder.eval()
+        dials = {name: dial.clone() for name, dial in phase.dials.items()}
+        if self.mask == "final":
+            phase.set_dials(1.0)
         with torch.compiler.set_stance("force_eager"):  # compiling a second time for a look now and then does not pay
             found = _look_at_examples(phase, self.examples)
+        masks = self._look_at_masks(phase)
+        for name, dial in dials.items():
+            phase.dials[name].copy_(dial)
         phase.begin_training()
         if phase.encoder.reading is not None:
             found["mixture"] = _rounded(phase.encoder.reading)
-        found |= self._look_at_masks(phase)
-        phase.remember("watch", found)
+        phase.remember("watch", found | masks)
 
     def _look_at_masks(self, phase: Any) -> dict[str, Any]:
         """Of the weights that are seen otherwise than stored: the share left in each layer, and what changed."""
         with torch.no_grad():
-            seen = {name: weight != 0 for name, weight in phase.weights().items() if weight.dim() == 2}
+            stem = f"backbone.{anatomy(phase.encoder.backbone).layers}."
+            seen = {name: one != 0 for name, one in phase.weights().items() if one.dim() == 2 and name.startswith(stem)}
         if not seen:
             return {}
         before, phase.masks_before = getattr(phase, "masks_before", None), seen
-        stem = f"backbone.{anatomy(phase.encoder.backbone).layers}."
         layers: dict[str, list[str]] = {}
         for name in seen:
             layers.setdefault(name.removeprefix(stem).split(".")[0], []).append(name)
-        found: dict[str, Any] = {"kept": [_share(seen[name] for name in names) for names in layers.values()]}
+        found: dict[str, Any] = {"mask": self.mask}
+        found["kept"] = [_share(seen[name] for name in names) for names in layers.values()]
         if before is not None:
             found["churn"] = [_share(seen[name] ^ before[name] for name in names) for names in layers.values()]
         return found

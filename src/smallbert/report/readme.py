@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from smallbert.measuring.budget import show
 from smallbert.measuring.card import MACHINERY_CHECK, Card, number
+from smallbert.measuring.pruned import weights_left
 
 
 def model_readme(card: Card, layout: str) -> str:
@@ -17,6 +18,7 @@ def model_readme(card: Card, layout: str) -> str:
     lines += ["", "| measured | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in numbers(card))]
     note = [f"- about the data: {card['task_note']}"] if card["task_note"] else []
     lines += ["", "## How it was made", "", f"    {card['recipe']}", "", f"- seed {card['seed']}", *note]
+    lines += [f"- {note}" for note in dict.fromkeys((card["trained"] or {}).get("notes") or [])]
     lines += [f"- command: `{card['command']}`"] if card["command"] else []
     lines += [f"- {', '.join(f'{name} {version}' for name, version in card['versions'].items())}"]
     lines += ["", "## How to use it", "", *_usage(layout)]
@@ -34,6 +36,8 @@ def numbers(card: Card) -> list[tuple[str, str]]:
         if (value := number(card, name)) is not None:
             where = f", {card['macs']['length']} tokens" if name == "macs" else ""
             rows.append((title + where, show(name, value)))
+    if (left := weights_left(card)) is not None and left.is_pruned:
+        rows.append(("weights left, of the layers' matrices / of the whole model", f"{left} %"))
     if (latency := card["latency"]) is not None:
         where = f"batch {latency['batch']}, {latency['length']} tokens, {latency['threads']} CPU thread(s)"
         rows.append((f"median time, {where}", show("latency", latency["p50_ms"])))

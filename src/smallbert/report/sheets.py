@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smallbert.measuring.findings import ENDS, Cell, Pair, Result, brief, compare_cells, marks_by_chance, p_value
+from smallbert.measuring.pruned import ABOUT as LEFT
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,6 +47,9 @@ def seeds_sheet(cells: Sequence[Cell], about: About) -> Sheet:
     if any(cell.count("failed", "not run") for cell in cells):
         rows.append(["missing", *(_missing(cell) for cell in cells)])
     notes = [f"{DIVERGED} diverged" if any(cell.count("diverged") for cell in cells) else ""]
+    if any(left.is_pruned for cell in cells if (left := cell.left) is not None):
+        rows.append(["% of weights left", *(NONE if cell.left is None else str(cell.left) for cell in cells)])
+        notes.append(f"% left: {LEFT}")
     if not about.judged:
         notes.append("a tiny random model learns nothing, so only a loss that is no number counts as diverged")
     at = "" if about.setting is None else f", {about.setting} = {cells[0].value}"

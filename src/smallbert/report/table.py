@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smallbert.measuring.card import Card, number, reason
 from smallbert.measuring.groups import group_cards, pick_baseline, score_of, short_names, status_of
+from smallbert.measuring.pruned import ABOUT as LEFT
+from smallbert.measuring.pruned import weights_left
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,6 +38,7 @@ COLUMNS = (
     Column("ms", "ms", "Measured time to answer one batch, median over repeated runs (p50)."),
     Column("faster", "x faster", "Time of the baseline divided by time of this model; below 1 it is slower."),
     Column("parameters", "parameters", "How many numbers the model holds, embeddings included; zeros are counted too."),
+    Column("left", "% left", f"{LEFT[0].upper()}{LEFT[1:]}."),
     Column(
         "status", "status", "How training ended. A run that diverged or failed is shown, but never chosen or drawn."
     ),
@@ -71,7 +74,9 @@ def render_table(cards: Sequence[Card], baseline: Card | None = None) -> "Table"
 
     rows = make_rows(cards, baseline)
     columns = shown_columns(rows)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
+    looks: dict[str, Any] = {"pad_edge": False, "collapse_padding": True, "header_style": "bold"}
+    caption = f"% left: {LEFT}" if any(column.key == "left" for column in columns) else None
+    table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", **looks)
     for column in columns:
         words = column.key in ("task", "model", "status")
         table.add_column(
@@ -99,12 +104,14 @@ def make_rows(cards: Sequence[Card], baseline: Card | None = None) -> list[Row]:
 
 
 def shown_columns(rows: Sequence[Row]) -> list[Column]:
-    """The columns worth showing: the task only where there are several, seeds only where more than one was run."""
+    """The columns worth showing: the task only where there are several, seeds only where more than one was run, …"""
     hidden = set()
     if len({task_key(row.card) for row in rows}) < 2:
         hidden.add("task")
     if all(row.card["runs"]["n"] == 1 for row in rows):
         hidden.add("seeds")
+    if not any(left.is_pruned for row in rows if (left := weights_left(row.card)) is not None):
+        hidden.add("left")
     if len(rows) == 1:  # nothing to compare it with
         hidden |= {"versus", "smaller", "faster"}
     return [column for column in COLUMNS if column.key not in hidden]
@@ -117,7 +124,7 @@ def task_key(card: Card) -> tuple[str, str, str]:
 
 def _row(card: Card, name: str, base: Card | None) -> Row:
     value, error = score_of(card)
-    runs = card["runs"]
+    runs, left = card["runs"], weights_left(card)
     is_baseline = base is not None and (card["recipe"], card["model_fingerprint"], task_key(card)) == (
         base["recipe"],
         base["model_fingerprint"],
@@ -132,8 +139,10 @@ def _row(card: Card, name: str, base: Card | None) -> Row:
         "ms": number(card, "latency"),
         "faster": None if base is None else _ratio(number(base, "latency"), number(card, "latency")),
         "parameters": number(card, "parameters"),
+        "left": None if left is None else left.layers,
     }
     cells = {key: NONE if number_ is None else _TEXT[key](number_) for key, number_ in numbers.items()}
+    cells["left"] = NONE if left is None else str(left)
     cells["seeds"] = str(runs["n"]) if runs["ok"] == runs["n"] else f"{runs['ok']} of {runs['n']}"
     if value is not None and error is not None:
         cells["score"] += f" ± {error:.1f}"
@@ -184,4 +193,5 @@ _TEXT: dict[str, Any] = {
     "ms": three_digits,
     "faster": lambda value: _times(value),
     "parameters": _parameters,
+    "left": str,
 }

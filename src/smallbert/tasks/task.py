@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from smallbert.errors import UserError
+from smallbert.tasks.families import hold_out_families
 from smallbert.tasks.reading import fingerprint_of
 
 KINDS = ("classify", "regress", "tag", "answer")
+CHOOSE = "choose"  # a split held out of train, by which settings may be chosen
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,33 @@ def limit(task: Task, examples: int, seed: int = 0, split: str = "train") -> Tas
     if split != "dev":
         return limited
     return replace(limited, chance=_chance(Row(task.kind, task.metrics, ""), splits["dev"]))
+
+
+def with_choice(task: Task, share: float = 0.1, most: int = 1000) -> Task:
+    """The task with a part of train held out as the split "choose", to choose by without looking at dev; it says so.
+
+    Held out are whole families of rows that share text (see `families.py`), so that nothing scored was trained on, not
+    even a phrase of it; scored are whole rows only, which look like dev's.
+
+    >>> with_choice(task).note
+    'choose is 871 whole rows of train; they and what shares text with them, 9,892 of 67,349 rows, are not trained on'
+    """
+    rows = task.split("train")
+    scored, held = hold_out_families(rows.texts, rows.pairs, share, most)
+    if not scored:
+        raise UserError(
+            f"task {task.name} has no rows to choose by: to hold any out, more than {200 * share:.0f} % of train would "
+            "go, so many rows share their texts; score on dev instead"
+        )
+    note = (
+        f"{CHOOSE} is {len(scored):,} whole rows of train; they and what shares text with them, "
+        f"{len(held):,} of {len(rows):,} rows, are not trained on"
+    )
+    rest = rows.take(row for row in range(len(rows)) if row not in held)
+    splits = {**task.splits, "train": rest, CHOOSE: rows.take(scored)}
+    _check_varied(f"{task.name} without what is held out", task.kind, task.labels, splits)
+    changed = _told_apart(task, note, splits=splits)
+    return replace(changed, chance=_chance(Row(task.kind, task.metrics, ""), splits[CHOOSE]))
 
 
 def cut_at(task: Task, length: int) -> Task:

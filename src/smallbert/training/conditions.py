@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -72,9 +72,10 @@ FROZEN: dict[str, Callable[[Encoder], list[nn.Module]]] = {
 
 
 @contextmanager
-def frozen_parts(encoder: Encoder, which: str) -> Iterator[None]:
-    """Leave a part of the encoder as it is."""
-    parameters = [one for part in FROZEN[which](encoder) for one in part.parameters() if one.requires_grad]
+def frozen_parts(encoder: Encoder, which: str, also: Sequence[nn.Parameter] = ()) -> Iterator[None]:
+    """Leave a part of the encoder as it is, and what a method wants left."""
+    parts = [one for part in FROZEN[which](encoder) for one in part.parameters()]
+    parameters = [one for one in dict.fromkeys([*parts, *also]) if one.requires_grad]
     for one in parameters:
         one.requires_grad_(False)
     try:

@@ -61,6 +61,7 @@ def _spread(slopes, weights, scores, cuts, to_weights, to_scores, numbers, SCORE
 
 def mask_stack(weights: Sequence[Tensor], scores: Tensor, cuts: Tensor, dtype: torch.dtype) -> Tensor:
     """Like-sized weights where their scores reach the cut, else 0, one a row, in the precision they will be used in."""
+    assert all(weight.is_contiguous() for weight in weights)
     out = torch.empty(scores.shape, dtype=dtype, device=scores.device)
     for some, grid in _launches(scores):
         chosen = tuple(weights[some])

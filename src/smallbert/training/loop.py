@@ -56,7 +56,9 @@ def train(phase: Phase, say: Say, work: Path | None = None, key: str = "", pause
     phase.packed = layout.packed
     plan = _Plan(stream, layout, settings.batch, phase.seed, state)
     phase.total = max(1, round(settings.epochs * plan.steps_per_epoch))
-    with frozen_parts(phase.encoder, settings.freeze), other_dropout(phase.encoder, settings.dropout):
+    phase.say = say
+    frozen = frozen_parts(phase.encoder, settings.freeze, phase.frozen)
+    with frozen, other_dropout(phase.encoder, settings.dropout):
         phase.optimiser = make_optimiser(phase)
         if work is not None and load_checkpoint(phase, work, key):
             phase.notes.append(f"went on from a checkpoint at step {phase.step}")

@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from smallbert.errors import UserError
-from smallbert.model.anatomy import linears
-from smallbert.model.encoder import Encoder
+from smallbert.model.anatomy import anatomy, linears, words
+from smallbert.model.encoder import HEAD, Encoder
+from smallbert.model.zeros import sparse_linears
 from smallbert.training.phase import Phase, Weights
 from smallbert.training.thresholds import kth_largest
 
 MASK_STAGE = 30
+What = Literal["layers", "layers+pooler", "layers+embeddings", "layers+pooler+embeddings"]
+Score = Callable[[list[str], Weights], Tensor]  # the scores of a group of like-sized matrices, one matrix a row
+Cuts = Callable[[list[Tensor]], list[Tensor]]  # for each group's scores, where to cut each of its matrices
 
 
-def maskable(encoder: Encoder) -> list[str]:
-    """The weights that pruning may touch: the matrices of the layers; not biases, norms, embeddings or heads."""
-    return [f"backbone.{name}.weight" for name, module in linears(encoder.backbone) if _is_plain(module)]
+def maskable(encoder: Encoder, what: What = "layers") -> list[str]:
+    """The weights that pruning may touch: the matrices of the layers; never biases, norms or the last layer of a head.
+
+    "pooler" adds the pretrained dense layer above the last one, where the model has one, "embeddings" those of words.
+    """
+    parts = [(f"backbone.{name}", module) for name, module in linears(encoder.backbone) if _is_plain(module)]
+    if not parts:
+        return []  # what else there is would be pruned where nobody looks for it
+    if "pooler" in what:
+        parts += _pooler(encoder)
+    if "embeddings" in what:
+        parts.append((f"backbone.{anatomy(encoder.backbone).words}", words(encoder.backbone)))
+    return [f"{name}.weight" for name, module in parts if _is_plain(module)]
+
+
+def _pooler(encoder: Encoder) -> list[tuple[str, nn.Module]]:
+    """The pooler, also where a head has taken it over; a dense layer that a head drew anew is none."""
+    if HEAD not in encoder.heads:
+        return [] if encoder.pooler is None else [("pooler", encoder.pooler)]
+    taken = [entry["plan"]["from_pooler"] for entry in encoder.history if "from_pooler" in entry["plan"]]
+    return [(f"heads.{HEAD}.dense", encoder.head.dense)] if taken[-1:] == [True] and encoder.head.dense else []
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -54,11 +76,12 @@ class _Masked(torch.autograd.Function):
 
             rows, to_scores = spread_stack([one.contiguous() for one in slopes], weights, scores, thresholds, scored)
             to_weights = [row.view_as(weight) for row, weight in zip(rows, weights, strict=True)]
-            return to_scores, None, *to_weights
-        both = list(zip(slopes, weights, scores, thresholds, strict=True))
-        to_weights = [slope * (row.view_as(weight) >= cut) for slope, weight, row, cut in both]
-        to_scores = torch.stack([(slope * weight).flatten() for slope, weight, _, _ in both]) if scored else None
-        return to_scores, None, *to_weights
+        else:
+            both = list(zip(slopes, weights, scores, thresholds, strict=True))
+            to_weights = [slope * (row.view_as(weight) >= cut) for slope, weight, row, cut in both]
+            to_scores = torch.stack([(slope * weight).flatten() for slope, weight, _, _ in both]) if scored else None
+        wanted = zip(to_weights, ctx.needs_input_grad[2:], strict=True)  # frozen weights want none
+        return to_scores, None, *(slope if needed else None for slope, needed in wanted)
 
 
 class Stacks:
@@ -76,40 +99,47 @@ class Stacks:
             groups.setdefault(stored[name].numel(), []).append(name)
         self.groups = list(groups.values())
 
-    def thresholds(self, scores: list[Tensor], keep: Tensor, scope: str) -> list[Tensor]:
-        """Where to cut, for each group of stacked scores (matrices, numbers), so that a share `keep` stays.
+    def rows(self, stacks: list[Tensor]) -> Weights:
+        """What lies in stacks (matrices, numbers), by the name and in the shape of each matrix; views, not copies."""
+        pairs = [
+            pair for group, stack in zip(self.groups, stacks, strict=True) for pair in zip(group, stack, strict=True)
+        ]
+        return {name: row.view(self.shapes[name]) for name, row in pairs}
 
-        scope "local" keeps the share in every matrix, "global" over all of them together.
-        """
+    def filled(self, value: float, device: torch.device, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        """Stacks that hold one value everywhere."""
+        sizes = [(len(group), self.shapes[group[0]].numel()) for group in self.groups]
+        return [torch.full(size, value, device=device, dtype=dtype) for size in sizes]
+
+
+def top(keep: Tensor, scope: str) -> Cuts:
+    """Cut so that the share `keep` with the highest scores stays, in every matrix ("local") or over all ("global")."""
+
+    def cuts(scores: list[Tensor]) -> list[Tensor]:
         if scope == "global":
             flat = torch.cat([stack.flatten() for stack in scores])[None]
             cut = kth_largest(flat, _count(flat, keep))
             return [cut.expand(len(stack)) for stack in scores]
         return [kth_largest(stack, _count(stack, keep)) for stack in scores]
 
+    return cuts
+
 
 def _count(stack: Tensor, keep: Tensor) -> Tensor:
-    """How many of each row stay: the share, rounded to a whole number, in double precision."""
-    return (keep.double() * stack.shape[1]).round().long().expand(len(stack))
+    """How many of each row stay: the share, rounded to a whole number, in double precision; one at least."""
+    return (keep.double() * stack.shape[1]).round().clamp(min=1).long().expand(len(stack))
 
 
-def mask_by_scores(
-    phase: Phase, names: list[str], keep: Tensor, scope: str, score: Callable[[list[str], Weights], Tensor]
-) -> None:
-    """Let the model see only the weights with the highest scores; score(names, weights) stacks a group's scores."""
-    if not names:
-        raise UserError(
-            f"there is no weight to prune: the layers of this {phase.encoder.family} model hold no real-valued matrix "
-            "that pruning knows; prune before quantize, and a family that has such matrices"
-        )
-    stacks = Stacks(phase.encoder, names)
+def mask_by_scores(phase: Phase, names: list[str], score: Score, cuts: Cuts) -> None:
+    """Let the model see only the weights whose scores reach where `cuts` cuts."""
+    stacks = stack_up(phase.encoder, names)
 
     def make(weights: Weights) -> Weights:
         scores = [score(group, weights) for group in stacks.groups]
         with torch.no_grad():
-            cuts = stacks.thresholds([stack.detach() for stack in scores], keep, scope)
+            found = cuts([stack.detach() for stack in scores])
         masked: Weights = {}
-        for group, stack, cut in zip(stacks.groups, scores, cuts, strict=True):
+        for group, stack, cut in zip(stacks.groups, scores, found, strict=True):
             seen = _Masked.apply(stack, cut.contiguous(), *(weights[name] for name in group))
             masked.update(zip(group, seen, strict=True))
         return masked
@@ -117,19 +147,113 @@ def mask_by_scores(
     phase.transform(names, make, MASK_STAGE)
 
 
+def stack_up(encoder: Encoder, names: list[str]) -> Stacks:
+    """The stacks of these weights; where there are none, a sentence that says so."""
+    if not names and sparse_linears(encoder):
+        raise UserError(
+            f"there is no weight to prune: the matrices of this {encoder.family} model are stored without their zeros, "
+            "and stay as they are; prune before sparse, as in magnitude(0.1) + train | sparse"
+        )
+    if not names:
+        raise UserError(
+            f"there is no weight to prune: the layers of this {encoder.family} model hold no real-valued matrix "
+            "that pruning knows; prune before quantize, and a family that has such matrices"
+        )
+    return Stacks(encoder, names)
+
+
+def train_scores(phase: Phase, label: str, names: list[str], start: float | list[Tensor], lr: float) -> Score:
+    """One trained score a weight, under a label and with a learning rate of its own, and how to look them up."""
+    stacks = stack_up(phase.encoder, names)
+    first = stacks.filled(start, phase.device) if isinstance(start, float) else start
+    scores = nn.ParameterList(first)
+    phase.train_module(label, scores, lr=lr)
+    number = {group[0]: place for place, group in enumerate(stacks.groups)}
+    return lambda group, weights: scores[number[group[0]]]
+
+
+def keep_stacks(phase: Phase, label: str, stacks: dict[str, list[Tensor]]) -> None:
+    """Tensors that a method keeps from step to step: not trained, but saved in checkpoints; see `kept_stacks`."""
+    lists = {key: nn.ParameterList(nn.Parameter(one, False) for one in some) for key, some in stacks.items()}
+    phase.train_module(label, nn.ModuleDict(lists))
+
+
+def kept_stacks(phase: Phase, label: str, key: str) -> list[Tensor]:
+    """What keep_stacks keeps."""
+    return [one.data for one in phase.modules[label][key]]  # type: ignore[index]
+
+
+def mean_of_means(phase: Phase, label: str, value: Callable[[Tensor], Tensor]) -> Tensor:
+    """The mean over matrices of the mean of a function of their scores: a small one counts as much as a large."""
+    scores: Any = phase.modules[label]
+    return torch.cat([value(stack).mean(1) for stack in scores]).mean()
+
+
 def magnitudes(names: list[str], weights: Weights) -> Tensor:
     """The size of every weight, one matrix a row."""
     return torch.stack([weights[name].detach().abs().flatten() for name in names])
 
 
-def settle_masks(phase: Phase, names: list[str]) -> None:
-    """Hold the zeros that are now in the weights, and say how many weights are left, by both denominators."""
-    phase.encoder.hold("zeros", [name.removesuffix(".weight") for name in names])
+def ranks(scores: list[Tensor], scope: str) -> list[Tensor]:
+    """The share of numbers that lie below each, from 0 to nearly 1, in its matrix or over all of them.
+
+    [[0.1, 0.4, 0.2, 0.9]]  ->  [[0.0, 0.5, 0.25, 0.75]]
+    """
+    if scope == "global":
+        flat = _ranks(torch.cat([stack.flatten() for stack in scores])[None])[0]
+        parts = flat.split([stack.numel() for stack in scores])
+        return [part.view_as(stack) for part, stack in zip(parts, scores, strict=True)]
+    return [_ranks(stack) for stack in scores]
+
+
+def _ranks(rows: Tensor) -> Tensor:
+    places = torch.arange(rows.shape[1], device=rows.device, dtype=rows.dtype).expand_as(rows) / rows.shape[1]
+    return torch.empty_like(rows).scatter_(1, rows.argsort(dim=1, stable=True), places)
+
+
+def prune_once(encoder: Encoder, names: list[str], keep: float, scope: str, by: str, seed: int) -> None:
+    """Write zeros over all but the share `keep`: the largest stay, or some drawn at random of those not zero yet."""
+    stacks, stored = stack_up(encoder, names), dict(encoder.named_parameters())
+    sizes = [magnitudes(group, stored) for group in stacks.groups]  # type: ignore[arg-type]
+    if by == "random":
+        draw = torch.Generator().manual_seed(seed)
+        sizes = [(1 - torch.rand(one.shape, generator=draw).to(one.device)) * (one != 0) for one in sizes]
+    cuts = top(torch.tensor(keep, dtype=torch.float64, device=encoder.device), scope)(sizes)
+    masks = [size >= cut[:, None] for size, cut in zip(sizes, cuts, strict=True)]
+    with torch.no_grad():
+        for name, mask in stacks.rows(masks).items():
+            stored[name].mul_(mask)
+
+
+def check_trained(phase: Phase, label: str, what: str) -> None:
+    """Refuse a frozen part for a method that prunes by how weights are trained."""
+    frozen = phase.settings.freeze
+    if frozen == "backbone" or (frozen == "embeddings" and "embeddings" in what):
+        raise UserError(
+            f"{label} prunes weights by how they are trained, but train(freeze={frozen!r}) leaves some of them as they "
+            "are; do not freeze them, or use movement, which can train masks alone"
+        )
+
+
+def settle_masks(phase: Phase, what: What) -> None:
+    """Hold the zeros that are now in the weights, and say how many weights are left."""
+    names = maskable(phase.encoder, what)
+    hold_zeros(phase.encoder, names)
+    note_density(phase, names, what)
+
+
+def hold_zeros(encoder: Encoder, names: list[str]) -> None:
+    """From now on the zeros of these weights stay."""
+    encoder.hold("zeros", [name.removesuffix(".weight") for name in names])
+
+
+def note_density(phase: Phase, names: list[str], what: What) -> None:
+    """Say how many weights are left, by both denominators: those that could have been pruned, and all there are."""
     stored = dict(phase.encoder.named_parameters())
     masked = sum(stored[name].numel() for name in names)
     left = sum(int(stored[name].count_nonzero()) for name in names)
     whole = sum(parameter.numel() for parameter in stored.values())
     phase.notes.append(
-        f"{left / masked:.2%} of the {masked:,} layer weights are left, "
+        f"{left / masked:.2%} of the {masked:,} {'layer' if what == 'layers' else what} weights are left, "
         f"{(whole - masked + left) / whole:.2%} of all {whole:,} parameters"
     )

@@ -53,6 +53,7 @@ class Phase:
         self.transforms: list[Transform] = []
         self.schedules: dict[str, Schedule] = {}
         self.dials: dict[str, Tensor] = {}
+        self.frozen: list[nn.Parameter] = []  # what a method wants left as it is while the phase trains
         self.rates: list[tuple[list[nn.Parameter], float]] = []  # parameters with a learning rate of their own
         self.taps: set[str] = set()
         self._route: Route | None = None
@@ -66,6 +67,7 @@ class Phase:
         self._terms: dict[str, list[str]] = {}  # loss term -> the dials that weigh it
         self.seconds = 0.0
         self.optimiser: torch.optim.Optimizer | None = None
+        self.say: Callable[[str, int, int, str], None] = lambda stage, done, total, info: None
 
     # What a method may ask for in `attach`.
 
@@ -163,9 +165,9 @@ class Phase:
         if self.settings.freeze == "backbone":
             self.encoder.backbone.eval()
 
-    def set_dials(self) -> None:
-        """Turn every dial to where the schedule has it at this step."""
-        progress = self.step / max(self.total, 1)
+    def set_dials(self, progress: float | None = None) -> None:
+        """Turn every dial to where the schedule has it at this step, or at another share of the phase."""
+        progress = self.step / max(self.total, 1) if progress is None else progress
         for name, schedule in self.schedules.items():
             self.dials[name].fill_(schedule.at(progress))
 

@@ -24,13 +24,16 @@ class Schedule:
     begin: float = 0.0
     finish: float = 1.0
     shape: str = "linear"
-    stairs: int = 1
+    stairs: int = 0  # so many equal steps instead of a smooth way
+    before: float | None = None  # the value until `begin`, where that is another than `start`: a drop to begin with
 
     def at(self, progress: float) -> float:
         """The value when this share of the phase's steps is done."""
+        if self.before is not None and progress < self.begin:
+            return self.before
         span = self.finish - self.begin
         share = min(max((progress - self.begin) / span, 0.0), 1.0) if span > 0 else float(progress >= self.finish)
-        if self.shape == "staircase":
+        if self.stairs:
             share = int(share * self.stairs + 1e-9) / self.stairs
         moved = SHAPES[self.shape](share)
         return self.start * (1 - moved) + self.end * moved  # exactly `end` at the end

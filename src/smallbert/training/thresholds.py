@@ -14,7 +14,7 @@ def kth_largest(rows: Tensor, counts: Tensor) -> Tensor:
     if rows.is_cuda:  # nothing waits for Python there, so that a step can be recorded
         from smallbert.training.threshold_kernels import find_kth
 
-        return find_kth(rows.contiguous().float(), counts)
+        return find_kth(rows.contiguous().float(), counts.clamp(max=rows.shape[1]))
     found = []
     for row, count in zip(rows, counts.long().tolist(), strict=True):
         place = row.numel() - min(count, row.numel()) + 1

@@ -1,0 +1,23 @@
+"""Gordon et al. 2020's control: weights are zeroed as by pruning, but then trained freely.
+
+What a pruned model loses, it loses in information or in capacity. Here the zeros may grow back, so that capacity is
+whole and only what the weights knew is gone. Beside it goes the same deletion, held: prune(0.3, scope="local",
+what="layers+pooler+embeddings") | finetune.
+"""
+
+from typing import Any, Literal
+
+from smallbert.methods.prune import _OneShot
+from smallbert.training.masks import What
+
+
+class DeleteInformation(_OneShot):
+    """Set the smallest weights to zero once, and let training grow them again."""
+
+    scope: Literal["local", "global"] = "local"
+    what: What = "layers+pooler+embeddings"
+
+    def fill(self, encoder: Any, before: Any, plan: dict[str, Any], task: Any, seed: int) -> None:
+        """Write the zeros, and let go of any that were held."""
+        super().fill(encoder, before, plan, task, seed)
+        encoder.release("zeros")

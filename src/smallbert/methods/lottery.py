@@ -1,0 +1,39 @@
+"""Lottery tickets by iterative magnitude pruning (Frankle and Carbin 2019; Chen et al. 2020 for BERT).
+
+Each round trains, prunes a further equal share of all weights, and sets the backbone back to where it started, zeros
+kept; the ticket is trained last. The head is not set back, and so neither is the pooler, which is part of it here.
+"""
+
+from typing import Any, Literal
+
+from smallbert.errors import UserError
+from smallbert.methods import Combines, Method
+from smallbert.training.masks import What
+
+
+class Lottery(Method):
+    """Find a sparse part of the encoder that trains from where it started: train, prune, rewind, round after round."""
+
+    keep: float = 0.3
+    rounds: int = 7
+    part: Combines = "train(epochs=3, lr=2e-05)"  # type: ignore[assignment]  # a recipe, written as text
+    scope: Literal["local", "global"] = "global"
+    what: What = "layers+pooler"
+
+    def check(self) -> None:
+        """A share, and at least one round."""
+        if not 0 < self.keep < 1:
+            raise UserError(f"lottery: keep is a share between 0 and 1, not {self.keep}")
+        if self.rounds < 1:
+            raise UserError(f"lottery: rounds must be 1 or more, not {self.rounds}")
+
+    def expand(self) -> Any:
+        """Mark the start; train, prune, rewind; train the ticket."""
+        from smallbert.recipe import Recipe
+
+        whole = Recipe("mark('lottery')")
+        for number in range(1, self.rounds + 1):
+            left = round(1 - (1 - self.keep) * number / self.rounds, 12)
+            pruned = f"prune({left}, scope={self.scope!r}, what={self.what!r})"
+            whole = whole | self.part | Recipe(f"{pruned} | rewind('lottery')")
+        return whole | self.part

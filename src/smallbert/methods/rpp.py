@@ -1,0 +1,86 @@
+"""Reweighted proximal pruning (Guo et al. 2019): shrink every weight a little after each step of Adam, outside Adam.
+
+After a step on the loss alone, w = sign(w) * max(|w| - rate * pull * a, 0); Adam's moments never see the penalty. Every
+so many steps a = 1 / (|w| + edge), so that small weights shrink fast and large ones hardly; a is 1 at first. How many
+stay is an outcome. The zeros are fixed when the phase ends: rpp + train(epochs=3) | finetune trains what is left.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from smallbert.errors import UserError
+from smallbert.methods import Method
+from smallbert.training.masks import (
+    MASK_STAGE,
+    Stacks,
+    What,
+    check_trained,
+    keep_stacks,
+    kept_stacks,
+    magnitudes,
+    maskable,
+    settle_masks,
+    stack_up,
+)
+
+
+class Rpp(Method):
+    """Prune by shrinking weights after each step, small ones the fastest, until they are zero."""
+
+    trains: ClassVar[bool] = True
+    stage: ClassVar[int] = 30
+
+    pull: float = 0.01  # the paper's values are for pretraining; this one is ours
+    steps: int = 100  # between two reweightings
+    edge: float = 1e-3
+    what: What = "layers"
+
+    def check(self) -> None:
+        """Positive numbers."""
+        if self.pull <= 0 or self.steps < 1 or self.edge <= 0:
+            raise UserError(
+                f"rpp: pull and edge are above 0 and steps is 1 or more, not {self.pull}, {self.edge} and {self.steps}"
+            )
+
+    def attach(self, phase: Any) -> None:
+        """All weights are pulled alike at first."""
+        check_trained(phase, self.name, self.what)
+        names = maskable(phase.encoder, self.what)
+        stacks = stack_up(phase.encoder, names)
+        phase.transform(names, lambda weights: weights, MASK_STAGE)  # seen as stored, zeros and all; watch looks there
+        keep_stacks(phase, self.name, {"pull": stacks.filled(1.0, phase.device)})
+
+    @torch.no_grad()
+    def after_step(self, phase: Any) -> None:
+        """The proximal step, by the rate that the optimiser has just used."""
+        stacks = Stacks(phase.encoder, maskable(phase.encoder, self.what))
+        by = stacks.rows([pull * (phase.rate * self.pull) for pull in kept_stacks(phase, self.name, "pull")])
+        shrink([phase.encoder.get_parameter(name) for name in by], list(by.values()))
+
+    def every(self) -> int:
+        """At each reweighting."""
+        return self.steps
+
+    @torch.no_grad()
+    def look(self, phase: Any) -> None:
+        """Pull at each weight by how small it has become."""
+        stored: dict[str, Tensor] = dict(phase.encoder.named_parameters())
+        stacks = Stacks(phase.encoder, maskable(phase.encoder, self.what))
+        for group, pull in zip(stacks.groups, kept_stacks(phase, self.name, "pull"), strict=True):
+            pull.copy_(1 / (magnitudes(group, stored) + self.edge))
+
+    def settle(self, phase: Any) -> None:
+        """The zeros stay zeros."""
+        settle_masks(phase, self.what)
+
+
+def shrink(weights: list[Tensor], by: list[Tensor]) -> None:
+    """Bring each number nearer to zero by so much, and no further than zero; all weights in a few launches."""
+    sizes = torch._foreach_abs(weights)
+    torch._foreach_sub_(sizes, by)
+    torch._foreach_clamp_min_(sizes, 0.0)
+    signs = torch._foreach_sign(weights)
+    torch._foreach_mul_(sizes, signs)
+    torch._foreach_copy_(weights, sizes)

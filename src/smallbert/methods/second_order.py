@@ -1,0 +1,183 @@
+"""Second-order pruning (oBERT, Kurtic et al. 2022): remove what the loss misses least, and let the rest make up for it.
+
+The Hessian is taken as the empirical Fisher matrix in blocks along each flattened weight, F = damp I + mean of g g^T
+over gradients of small batches; its inverse is found by rank-one updates. Removing w_i costs w_i^2 / (2 [F^-1]_ii), and
+the others of its block then move by -F^-1 e_i w_i / [F^-1]_ii. That is done in a few events on the ramp; masks hold in
+between.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from smallbert.data import Layout, make_batch
+from smallbert.errors import UserError
+from smallbert.methods.magnitude import _Gradual
+from smallbert.training.masks import (
+    Stacks,
+    check_trained,
+    keep_stacks,
+    kept_stacks,
+    mask_by_scores,
+    maskable,
+    stack_up,
+    top,
+)
+from smallbert.training.phase import Weights
+
+CHUNK = 2**16  # blocks whose equations are solved together
+
+
+class SecondOrder(_Gradual):
+    """Prune in a few events the weights whose removal costs the loss least, and correct the others for it."""
+
+    scope: Literal["local", "global"] = "global"
+    first: float = 0.3
+    events: int = 7
+    block: int = 50
+    gradients: int = 1024
+    examples: int = 16  # whose mean loss gives one gradient
+    damp: float = 1e-7
+    update: Literal["each", "joint", "none"] = "each"  # as if each went alone (the paper's code), or all at once
+
+    def check(self) -> None:
+        """Shares, a ramp inside the phase, and counts."""
+        super().check()
+        if min(self.events, self.block, self.gradients, self.examples) < 1 or self.damp <= 0:
+            raise UserError("second_order: events, block, gradients and examples are 1 or more, and damp is above 0")
+
+    def attach(self, phase: Any) -> None:
+        """A mask that changes at events only."""
+        check_trained(phase, self.name, self.what)
+        names = maskable(phase.encoder, self.what)
+        stacks = stack_up(phase.encoder, names)
+        keep_stacks(phase, self.name, {"mask": stacks.filled(1.0, phase.device)})
+        masks = {
+            group[0]: mask for group, mask in zip(stacks.groups, kept_stacks(phase, self.name, "mask"), strict=True)
+        }
+        half = torch.tensor(0.5, device=phase.device)
+        mask_by_scores(
+            phase,
+            names,
+            lambda group, weights: masks[group[0]],
+            lambda scores: [half.expand(len(one)) for one in scores],
+        )
+        numbers = sum(-(-shape.numel() // self.block) for shape in stacks.shapes.values()) * self.block**2
+        phase.notes.append(
+            f"second_order: the inverse Fisher takes {4 * numbers / 2**20:,.1f} MB at each of {self.events} events "
+            f"({self.gradients} gradients, blocks of {self.block})"
+        )
+
+    def every(self) -> int:
+        """Each step, to notice an event."""
+        return 1
+
+    def look(self, phase: Any) -> None:
+        """At an event: estimate, score, prune, correct."""
+        keep = self._due(phase.step, phase.total)
+        if keep is None:
+            return
+        names = maskable(phase.encoder, self.what)
+        inverses = self._inverses(phase, names)
+        with torch.no_grad():
+            prune_by_curvature(phase, names, inverses, keep, self)
+
+    def _due(self, step: int, total: int) -> float | None:
+        """The share to keep at the event that this step ends with, if there is one."""
+        span, last = self.finish - self.begin, max(1, self.events - 1)
+        moments = [self.begin + span * number / last for number in range(self.events)]
+        if self.events == 1:
+            moments = [self.finish]
+        due = [moment for moment in moments if max(1, round(moment * total)) == step]
+        return self.schedule().at(max(due)) if due else None
+
+    def _inverses(self, phase: Any, names: list[str]) -> Weights:
+        """F^-1 of every weight, (blocks, block, block), from gradients of the phase's whole loss, without dropout."""
+        weights = [phase.encoder.get_parameter(name) for name in names]
+        inverses = [start_inverse(weight.numel(), self.block, self.damp, phase.device) for weight in weights]
+        phase.encoder.eval()
+        draw = np.random.default_rng([phase.seed, phase.step])
+        for number in range(self.gradients):
+            chosen = draw.choice(len(phase.stream), min(self.examples, len(phase.stream)), replace=False)
+            batches = {
+                view: make_batch(phase.stream, chosen, Layout(False, 0), view=view).to(phase.device)
+                for view in phase.stream.views
+            }
+            with (
+                torch.enable_grad(),
+                torch.compiler.set_stance("force_eager"),
+                torch.autocast("cuda", torch.bfloat16, enabled=phase.half),
+            ):
+                slopes = torch.autograd.grad(phase.loss(batches), weights, allow_unused=True)
+            for inverse, slope in zip(inverses, slopes, strict=True):
+                if slope is not None:
+                    add_gradient(inverse, in_blocks(slope, self.block), self.gradients)
+            if number % 16 == 15:
+                phase.say("second_order: curvature", number + 1, self.gradients, f"step {phase.step}")
+        phase.begin_training()
+        return dict(zip(names, inverses, strict=True))
+
+
+def in_blocks(values: Tensor, block: int) -> Tensor:
+    """A flat view of numbers in rows of `block`, the last filled up with zeros: (blocks, block)."""
+    flat = values.detach().flatten()
+    return functional.pad(flat, (0, -len(flat) % block)).view(-1, block)
+
+
+def start_inverse(numbers: int, block: int, damp: float, device: Any = None) -> Tensor:
+    """The inverse of damp * I, in blocks."""
+    return (torch.eye(block, device=device) / damp).repeat(-(-numbers // block), 1, 1)
+
+
+def add_gradient(inverse: Tensor, slope: Tensor, count: int) -> None:
+    """Make F^-1 that of F + g g^T / count, in place (Sherman and Morrison)."""
+    moved = torch.einsum("bij,bj->bi", inverse, slope)
+    scale = (count + (slope * moved).sum(1)).rsqrt()
+    scaled = moved * scale[:, None]
+    inverse.baddbmm_(scaled[:, :, None], scaled[:, None, :], alpha=-1)
+
+
+def spreads(inverse: Tensor) -> Tensor:
+    """[F^-1]_ii of every number, (blocks, block); above 0, whatever rounding did."""
+    return inverse.diagonal(dim1=1, dim2=2).clamp(min=1e-12)
+
+
+def correction(inverse: Tensor, weight: Tensor, gone: Tensor, update: str) -> Tensor:
+    """How the numbers of each block move when those of `gone` are removed; all are (blocks, block).
+
+    "each" adds up what each removal would ask for alone; "joint" is the least costly move that brings all to zero.
+    """
+    if update == "none":
+        return torch.zeros_like(weight)
+    if update == "each":
+        forces = weight * gone / spreads(inverse)
+    else:
+        both, eye = gone[:, :, None] & gone[:, None, :], torch.eye(weight.shape[1], device=weight.device).bool()
+        among = torch.where(both, inverse, (eye & ~both).to(inverse.dtype))
+        forces = torch.linalg.solve(among, weight * gone)
+    return -torch.einsum("bij,bj->bi", inverse, forces)
+
+
+def prune_by_curvature(phase: Any, names: list[str], inverses: Weights, keep: float, method: SecondOrder) -> None:
+    """Prune to the share `keep` by cost, and write corrected weights and new masks."""
+    stacks = Stacks(phase.encoder, names)
+    kept = kept_stacks(phase, method.name, "mask")
+    masks, costs = stacks.rows(kept), [torch.empty_like(mask) for mask in kept]
+    for name, cost in stacks.rows(costs).items():
+        weight = phase.encoder.get_parameter(name)
+        spread = spreads(inverses[name]).flatten()[: weight.numel()].view_as(weight)
+        cost.copy_(torch.where(masks[name] > 0, weight.square() / (2 * spread), float("-inf")))
+    cuts = top(torch.tensor(keep, dtype=torch.float64, device=phase.device), method.scope)(costs)
+    for old, cost, cut in zip(kept, costs, cuts, strict=True):
+        cost.copy_(old * (cost >= cut[:, None]))  # from here on: 1 where a weight stays
+    for name, stays in stacks.rows(costs).items():
+        weight = phase.encoder.get_parameter(name)
+        gone = in_blocks(masks[name] > stays, method.block)
+        values = in_blocks(weight * masks[name], method.block)
+        parts = zip(inverses[name].split(CHUNK), values.split(CHUNK), gone.split(CHUNK), strict=True)
+        moves = torch.cat([correction(*part, method.update) for part in parts]).flatten()
+        weight.add_(moves[: weight.numel()].view_as(weight)).mul_(stays)
+        masks[name].copy_(stays)

@@ -1,0 +1,101 @@
+"""Smoothed importance (PLATON, Zhang et al. 2022): how much weights matter to the loss, told from mini-batch noise.
+
+Importance |w * dL/dw| is averaged over windows of steps; I is a running mean of those, U of how far a window lies from
+it; the score is I * U. On the ramp the lowest are set to zero at the end of each window and train on in between, so
+that they may grow back; behind it they are zeroed at every step.
+"""
+
+from typing import Any, Literal
+
+import torch
+
+from smallbert.errors import UserError
+from smallbert.methods.magnitude import _Gradual
+from smallbert.training.masks import (
+    MASK_STAGE,
+    Stacks,
+    check_trained,
+    keep_stacks,
+    kept_stacks,
+    maskable,
+    settle_masks,
+    stack_up,
+    top,
+)
+from smallbert.training.schedule import Schedule
+
+
+class SmoothMovement(_Gradual):
+    """Prune the weights that matter least to the loss, by importance and its uncertainty, both smoothed."""
+
+    scope: Literal["local", "global"] = "global"
+    window: int = 10
+    smooth: float = 0.85
+    smooth_uncertainty: float = 0.95
+
+    def check(self) -> None:
+        """Shares, a ramp inside the phase, a window of at least one step."""
+        super().check()
+        if self.window < 1 or not 0 <= self.smooth < 1 or not 0 <= self.smooth_uncertainty < 1:
+            raise UserError(
+                "smooth_movement: window is 1 or more, smooth and smooth_uncertainty are from 0 to below 1, not "
+                f"{self.window}, {self.smooth} and {self.smooth_uncertainty}"
+            )
+
+    def attach(self, phase: Any) -> None:
+        """Nothing is learned beside the weights; what is averaged goes through checkpoints."""
+        check_trained(phase, self.name, self.what)
+        names = maskable(phase.encoder, self.what)
+        stacks = stack_up(phase.encoder, names)
+        steps = max(1, round(phase.settings.epochs * -(-len(phase.stream) // phase.settings.batch)))
+        if steps < self.window:
+            raise UserError(f"smooth_movement: the phase has {steps} steps, fewer than one window of {self.window}")
+        starts = {"window": 0.0, "importance": 0.0, "uncertainty": 0.0, "mask": 1.0}
+        keep_stacks(phase, self.name, {key: stacks.filled(start, phase.device) for key, start in starts.items()})
+        phase.transform(names, lambda weights: weights, MASK_STAGE)  # seen as stored, zeros and all; watch looks there
+        phase.dial("keep", self.schedule())
+        phase.dial("zeroed at every step", Schedule(0.0, 1.0, self.finish, self.finish))
+
+    @torch.no_grad()
+    def after_step(self, phase: Any) -> None:
+        """Add to the window; behind the ramp, set to zero again what the optimiser has moved."""
+        stacks = Stacks(phase.encoder, maskable(phase.encoder, self.what))
+        windows = stacks.rows(kept_stacks(phase, self.name, "window"))
+        freely = phase.dials["zeroed at every step"] < 0.5
+        masks = stacks.rows([torch.where(freely, 1.0, mask) for mask in kept_stacks(phase, self.name, "mask")])
+        weights = {name: phase.encoder.get_parameter(name) for name in masks}
+        moved = [name for name, weight in weights.items() if weight.grad is not None]  # a layer nothing reads has none
+        felt = torch._foreach_mul([weights[name].grad for name in moved], [weights[name] for name in moved])
+        torch._foreach_abs_(felt)
+        torch._foreach_add_([windows[name] for name in moved], felt, alpha=1 / self.window)
+        torch._foreach_mul_(list(weights.values()), list(masks.values()))
+
+    def every(self) -> int:
+        """At the end of each window."""
+        return self.window
+
+    @torch.no_grad()
+    def look(self, phase: Any) -> None:
+        """Take the window into the running means, and set to zero what now has the lowest scores."""
+        parts = [kept_stacks(phase, self.name, key) for key in ("window", "importance", "uncertainty")]
+        for window, importance, uncertainty in zip(*parts, strict=True):
+            window.nan_to_num_(0.0, 0.0, 0.0)  # of a step whose gradients were not finite, which the optimiser left out
+            importance.lerp_(window, 1 - self.smooth)
+            uncertainty.lerp_((window - importance).abs(), 1 - self.smooth_uncertainty)
+            window.zero_()
+        self._zero(phase)
+
+    def settle(self, phase: Any) -> None:
+        """Once more with the share to be kept in the end; the zeros stay zeros."""
+        self._zero(phase)
+        settle_masks(phase, self.what)
+
+    @torch.no_grad()
+    def _zero(self, phase: Any) -> None:
+        parts = [kept_stacks(phase, self.name, key) for key in ("importance", "uncertainty", "mask")]
+        scores = [importance * uncertainty for importance, uncertainty, _ in zip(*parts, strict=True)]
+        for mask, score, cut in zip(parts[2], scores, top(phase.dials["keep"], self.scope)(scores), strict=True):
+            mask.copy_(score >= cut[:, None])
+        stacks = Stacks(phase.encoder, maskable(phase.encoder, self.what))
+        for name, mask in stacks.rows(parts[2]).items():
+            phase.encoder.get_parameter(name).mul_(mask)

@@ -1,0 +1,58 @@
+"""Store pruned matrices without their zeros, and multiply them sparsely where a CPU then measures faster.
+
+Two processes may find different ways faster: their scores then agree up to float noise; with run="dense", to the bit.
+"""
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+
+from smallbert.errors import UserError
+from smallbert.methods import Method
+from smallbert.model.anatomy import linears, replace_module
+from smallbert.model.zeros import SparseLinear, best_width, sparse_linears
+
+
+class Sparse(Method):
+    """Store the layers' matrices without their zeros; a CPU multiplies them sparsely where that measures faster."""
+
+    stage: ClassVar[int] = 60
+
+    values: Literal["float32", "float16"] = "float32"
+    run: Literal["measured", "dense", "sparse"] = "measured"
+
+    def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
+        """Every matrix of the layers that is smaller without its zeros, and how much room it needs."""
+        found, every, bytes_each = [], 0, getattr(torch, self.values).itemsize
+        for name, module in linears(encoder.backbone):
+            if type(module) is not nn.Linear:
+                continue
+            every += 1
+            count, (width, size) = int(module.weight.count_nonzero()), best_width(module.weight.detach())
+            if size + count * bytes_each < module.weight.numel() * bytes_each:
+                found.append({"name": f"backbone.{name}", "count": count, "width": width, "bytes": size})
+        if not found and (stored := len(sparse_linears(encoder))):
+            raise UserError(
+                f"sparse: {stored} matrices of this {encoder.family} model are stored without their zeros already, and "
+                "no other one would be smaller so; leave this sparse out"
+            )
+        if not found:
+            raise UserError(
+                f"sparse: none of the {every} real-valued matrices in the layers of this {encoder.family} model has so "
+                "many zeros that it is smaller without them; prune first, as in magnitude(0.1) + train | sparse, and "
+                "quantize afterwards"
+            )
+        return {"matrices": found}
+
+    def build(self, encoder: Any, plan: dict[str, Any]) -> None:
+        """Put empty layers with room for so many numbers in their places."""
+        for one in plan["matrices"]:
+            room = one["count"], one["width"], one["bytes"], getattr(torch, self.values)
+            new = SparseLinear(encoder.get_submodule(one["name"]), *room, self.run)
+            replace_module(encoder, one["name"], new.to(encoder.device))
+
+    def fill(self, encoder: Any, before: Any, plan: dict[str, Any], task: Any, seed: int) -> None:
+        """Pack the numbers that are not zero."""
+        for one in plan["matrices"]:
+            encoder.get_submodule(one["name"]).fill(before.get_submodule(one["name"]).weight)
