@@ -15,23 +15,23 @@ from torch.nn import functional
 
 from smallbert.data import Layout, make_batch
 from smallbert.errors import UserError
-from smallbert.methods.magnitude import _Gradual
+from smallbert.methods.pruning import Gradual
 from smallbert.training.masks import (
     Stacks,
+    carried,
+    carry_stacks,
     check_trained,
-    keep_stacks,
-    kept_stacks,
     mask_by_scores,
     maskable,
     stack_up,
-    top,
 )
 from smallbert.training.phase import Weights
+from smallbert.training.ranking import keep_top
 
 CHUNK = 2**16  # blocks whose equations are solved together
 
 
-class SecondOrder(_Gradual):
+class SecondOrder(Gradual):
     """Prune in a few events the weights whose removal costs the loss least, and correct the others for it."""
 
     scope: Literal["local", "global"] = "global"
@@ -54,10 +54,8 @@ class SecondOrder(_Gradual):
         check_trained(phase, self.name, self.what)
         names = maskable(phase.encoder, self.what)
         stacks = stack_up(phase.encoder, names)
-        keep_stacks(phase, self.name, {"mask": stacks.filled(1.0, phase.device)})
-        masks = {
-            group[0]: mask for group, mask in zip(stacks.groups, kept_stacks(phase, self.name, "mask"), strict=True)
-        }
+        carry_stacks(phase, self.name, {"mask": stacks.filled(1.0, phase.device)})
+        masks = {group[0]: mask for group, mask in zip(stacks.groups, carried(phase, self.name, "mask"), strict=True)}
         half = torch.tensor(0.5, device=phase.device)
         mask_by_scores(
             phase,
@@ -164,15 +162,14 @@ def correction(inverse: Tensor, weight: Tensor, gone: Tensor, update: str) -> Te
 def prune_by_curvature(phase: Any, names: list[str], inverses: Weights, keep: float, method: SecondOrder) -> None:
     """Prune to the share `keep` by cost, and write corrected weights and new masks."""
     stacks = Stacks(phase.encoder, names)
-    kept = kept_stacks(phase, method.name, "mask")
+    kept = carried(phase, method.name, "mask")
     masks, costs = stacks.rows(kept), [torch.empty_like(mask) for mask in kept]
     for name, cost in stacks.rows(costs).items():
         weight = phase.encoder.get_parameter(name)
         spread = spreads(inverses[name]).flatten()[: weight.numel()].view_as(weight)
         cost.copy_(torch.where(masks[name] > 0, weight.square() / (2 * spread), float("-inf")))
-    cuts = top(torch.tensor(keep, dtype=torch.float64, device=phase.device), method.scope)(costs)
-    for old, cost, cut in zip(kept, costs, cuts, strict=True):
-        cost.copy_(old * (cost >= cut[:, None]))  # from here on: 1 where a weight stays
+    for old, cost, stays in zip(kept, costs, keep_top(costs, keep, method.scope), strict=True):
+        cost.copy_(old * stays)  # from here on: 1 where a weight stays
     for name, stays in stacks.rows(costs).items():
         weight = phase.encoder.get_parameter(name)
         gone = in_blocks(masks[name] > stays, method.block)
