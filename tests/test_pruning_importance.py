@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from pruned import CURVED, SIX, TASK, WHOLE, density, everything, fresh_encoder, trained_encoder
+from psutil import virtual_memory
 from torch.func import functional_call
 from torch.nn import functional
 from toys import phase_of, run
@@ -16,6 +17,7 @@ from smallbert.methods import METHODS
 from smallbert.methods.second_order import add_gradient, correction, in_blocks, start_inverse
 from smallbert.training.loop import take_step
 from smallbert.training.masks import Stacks, carried, maskable
+from smallbert.training.memory import free_memory
 
 
 @pytest.fixture(scope="module")
@@ -201,3 +203,22 @@ def test_events_are_where_they_should_be(trained):
     assert [round(sum(one) / len(one), 2) for one in kept] == pytest.approx([0.3] * 6, abs=0.01)
     assert sum(what[0] == "second_order: curvature" for what in said) == 3  # at three events
     assert any("the inverse Fisher takes 0.2 MB at each of 3 events" in note for note in outcome.notes)
+
+
+def test_a_fisher_matrix_that_cannot_fit_is_refused(encoder, monkeypatch):
+    training = 12 * sum(parameter.numel() for parameter in encoder.parameters())
+    monkeypatch.setattr("smallbert.methods.second_order.free_memory", lambda device: training + 2**20)
+    recipe = "second_order(block={}, gradients=2, examples=2) + " + SIX
+    match = r"block=64 the inverse Fisher .* are free beside training on cpu; .* such as block=\d+$"
+    with pytest.raises(UserError, match=match) as no:
+        run(recipe.format(64), encoder, TASK)
+    fits = int(str(no.value).rpartition("=")[2])
+    assert 8 < fits < 64
+    run(recipe.format(fits), encoder, TASK, judge=False)
+    monkeypatch.setattr("smallbert.methods.second_order.free_memory", lambda device: training // 2)
+    with pytest.raises(UserError, match="smaller blocks would not do either"):
+        run(recipe.format(1), encoder, TASK)
+
+
+def test_free_memory_is_what_the_machine_says():
+    assert 2**20 < free_memory(torch.device("cpu")) < virtual_memory().total
