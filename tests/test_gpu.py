@@ -9,7 +9,9 @@ from smallbert.methods import METHODS
 from smallbert.recipe import Recipe
 from smallbert.tiny import SHAPES, make_encoder
 from smallbert.training.loop import train
+from smallbert.training.masks import hold_zeros, maskable, prune_once
 from smallbert.training.phase import Phase
+from smallbert.training.ranking import LOWEST, spread_out
 from smallbert.training.thresholds import kth_largest
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -30,15 +32,17 @@ def make_stream(count=600, longest=60):
 @pytest.mark.parametrize("numbers", [100, 16_384, 16_385, 147_456, 2_359_296])
 def test_thresholds_are_those_of_a_full_sort(numbers):
     generator = torch.Generator("cuda").manual_seed(0)
-    rows = torch.randn(7, numbers, device="cuda", generator=generator)
+    rows = torch.randn(9, numbers, device="cuda", generator=generator)
     rows[1] *= 1e-6
     rows[2] = rows[2].round()  # many ties
     rows[3] = 0.0
     rows[4] = rows[4].abs()
     rows[5, :: 1 + 6 * -(-(-(-numbers // 16_384) - 1) // 6)] = 50.0  # a sample that misleads
     rows[6, rows[6] < 1] = 0.0  # pruned before, to a share of 0.16
+    rows[7, rows[7] < 1] = LOWEST  # the same as a learned score
+    rows[8] = spread_out([rows[8][None]], "local", 1e-6)[0]  # scores at the start, one float beside the other
     for share in (1.0, 0.5, 0.16, 0.1, 0.03, 1 / numbers):
-        count = torch.full((7,), max(1, round(share * numbers)), device="cuda")
+        count = torch.full((9,), max(1, round(share * numbers)), device="cuda")
         sorted_rows = rows.sort(descending=True).values
         assert torch.equal(kth_largest(rows, count), sorted_rows.gather(1, count[:, None] - 1)[:, 0])
 
@@ -56,7 +60,8 @@ def test_packed_attention_equals_padded(family):
     torch.testing.assert_close(a[padded.attention_mask.bool()], b[0, : sum(LENGTHS)], atol=0.05, rtol=0.05)
 
 
-def run(recipe, family="bert"):
+def trained_phase(recipe, family="bert", left=1.0):
+    """A phase behind its last step; with `left`, of an encoder in which no more than that share was left before."""
     encoder = wide(family).cuda()
     head = {"kind": "classify", "labels": ["a", "b"], "outputs": 2, "from_pooler": encoder.pooler is not None}
     encoder.apply_method(METHODS["head"](), head)
@@ -64,10 +69,19 @@ def run(recipe, family="bert"):
     (methods,) = Recipe(recipe)
     phase = Phase(encoder, tuple(methods), None, 0, {})
     phase.stream = make_stream()
+    if left < 1:
+        prune_once(encoder, maskable(encoder), left, "local")
+        hold_zeros(encoder, maskable(encoder))
+        phase.hold_zeros()
     for method in phase.methods:
         method.attach(phase)
     train(phase, lambda *_: None)
     assert not phase.diverged
+    return phase
+
+
+def run(recipe, family="bert"):
+    encoder = trained_phase(recipe, family).encoder
     return torch.cat([parameter.detach().flatten() for parameter in encoder.parameters()])
 
 
@@ -88,6 +102,20 @@ def run(recipe, family="bert"):
 def test_recorded_steps_equal_plain_steps(method):
     recorded, plain = (run(f"{method}train(epochs=2, lr=1e-3, graphs={graphs})") for graphs in (True, False))
     assert torch.equal(recorded, plain)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize(
+    "method", ["movement(0.3)", "movement(0.3, fresh=True)", "smooth_movement(0.3, scope='local')"]
+)
+def test_zeros_held_from_before_are_the_first_to_go(method, graphs):
+    phase = trained_phase(f"{method} + train(epochs=2, lr=1e-3, graphs={graphs})", left=0.4)
+    phase.fold()
+    for settled in phase.methods:
+        settled.settle(phase)
+    for name in maskable(phase.encoder):
+        weight = phase.encoder.get_parameter(name)
+        assert int(weight.count_nonzero()) == round(0.3 * weight.numel())
 
 
 @pytest.mark.parametrize("family", SHAPES)

@@ -6,16 +6,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from toys import is_same_state, run, small, toy_task
 
 from smallbert.model.folders import load_folder
+from smallbert.training.masks import maskable
 
 SETTINGS = "train(epochs=2, batch=8, lr=0.001, dropout=0.0)"  # of 25 examples: every fourth batch holds one alone
 RUNS = {
     "classify": f"mix_layers(dropout=0.0) | {SETTINGS} | magnitude(0.5) + distill + {SETTINGS}",
     "tag": f"{SETTINGS} | distill(alpha=0.5) + {SETTINGS}",
     "answer": f"train(epochs=1, batch=8, lr=0.001, dropout=0.0, layout='packed') | {SETTINGS}",
+}
+PRUNED = {  # by masks that each process decides on for itself
+    "movement": "prune(0.8) | movement(0.3, what='layers+embeddings', init='magnitude', fresh=True)",
+    "smooth_movement": "smooth_movement(0.3, window=2)",
+    "second_order": "second_order(0.3, events=2, gradients=6, block=8, examples=4, damp=1e-4)",
+    "rpp": "rpp(pull=1.0, steps=2)",
 }
 # A softmax does not see what is added to all its inputs alike: the gradient of these is rounding noise, which Adam
 # blows up to full steps.
@@ -26,6 +34,7 @@ torch.set_num_threads(1)
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from smallbert.processes import processes
+from smallbert.methods import second_order
 from smallbert.model.folders import save_folder
 from toys import run, small, toy_task
 
@@ -34,6 +43,13 @@ assert processes().num_processes == 2
 for kind, recipe in {RUNS!r}.items():
     outcome = run(recipe, small(), toy_task(kind, 25), work=folder / "work" / kind, pause=0.0, judge=False)
     save_folder(outcome.encoder, folder / f"{{kind}}-{{rank}}")
+    processes().wait_for_everyone()
+if rank:  # as a GPU may, where sums are not always added up in the same order
+    add = second_order.add_gradient
+    second_order.add_gradient = lambda inverse, slope, count: add(inverse, slope * 1.001, count)
+for name, method in {PRUNED!r}.items():
+    outcome = run(f"{{method}} + {SETTINGS}", small(), toy_task("classify", 25), judge=False)
+    save_folder(outcome.encoder, folder / f"{{name}}-{{rank}}")
     processes().wait_for_everyone()
 processes().destroy_process_group()
 """
@@ -73,3 +89,10 @@ def test_two_processes_equal_one(tmp_path):
             torch.testing.assert_close(ranks[0].state_dict()[name], tensor, atol=2e-5, rtol=1e-4, msg=f"{kind} {name}")
         moved = (one.head.out.weight - before["heads.task.out.weight"]).abs().max()
         assert moved > 1e-3  # a hundred times what is allowed above
+    for name, method in PRUNED.items():
+        ranks = [load_folder(tmp_path / f"{name}-{rank}") for rank in (0, 1)]
+        assert is_same_state(*ranks), name
+        one = run(f"{method} + {SETTINGS}", small(), toy_task("classify", 25), judge=False).encoder
+        kept = [sum(int(model.get_parameter(n).count_nonzero()) for n in maskable(one)) for model in (one, ranks[0])]
+        assert kept[0] == pytest.approx(kept[1], abs=40 if name == "rpp" else 0), name  # of 4096
+        assert 200 < kept[0] < 3500

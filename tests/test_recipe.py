@@ -333,7 +333,7 @@ def test_inside_a_phase_an_expansion_is_one_phase() -> None:
     (phase,) = Recipe("toy_again(1, toy_shrink + toy_train) + toy_teach").phases()
     assert phase == Recipe("toy_shrink + toy_teach + toy_train")[0]
     for times in (0, 2):
-        with pytest.raises(UserError, match="not one phase"):
+        with pytest.raises(UserError, match="not one, so"):
             Recipe(f"toy_again({times}, toy_shrink) + toy_teach").phases()
     with pytest.raises(UserError, match="one training setting"):
         Recipe("toy_again(1, toy_train) + toy_train(1)").phases()

@@ -1,6 +1,7 @@
 """The processes that run one program together: a single one, or as many as accelerate or torchrun started."""
 
 import os
+from collections.abc import Iterable
 
 import torch
 from accelerate import PartialState
@@ -13,3 +14,10 @@ def processes() -> PartialState:
     """
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
     return PartialState(cpu=on_cpu or not torch.cuda.is_available())
+
+
+def agree(tensors: Iterable[torch.Tensor]) -> None:
+    """Give all processes what the first one has, after something that each has worked out on its own."""
+    if processes().num_processes > 1:
+        for tensor in tensors:
+            torch.distributed.broadcast(tensor, 0)

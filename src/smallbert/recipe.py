@@ -65,6 +65,11 @@ class Phase(_Parts[Method]):
     def __init__(self, methods: Iterable[Method] = ()) -> None:
         ordered = sorted(methods, key=lambda method: (method.is_train_setting, method.stage, str(method)))
         object.__setattr__(self, "_parts", tuple(ordered))
+        if len(masks := [method.name for method in ordered if method.prunes]) > 1:
+            raise UserError(
+                f"a phase has one method that decides which weights stay, but {' and '.join(masks)} were given; "
+                "keep one, or put | between them to prune twice"
+            )
         if len(settings := [str(method) for method in ordered if method.is_train_setting]) > 1:
             raise UserError(
                 f"a phase has one training setting, but {' and '.join(settings)} were given; "
@@ -159,7 +164,8 @@ def _merged(phase: Phase, expansions: list[Recipe | None]) -> Sequence[Phase]:
         return parts[0]
     for method, part in zip(phase, parts, strict=True):
         if len(part) != 1:
-            raise UserError(f"{method} stands for '{part}', which is not one phase, so + cannot join it; use |")
+            inside = f", or put the others into {method.name}(part=...)" if hasattr(method, "part") else ""
+            raise UserError(f"{method.name} stands for {len(part)} phases, not one, so + cannot join it; use |{inside}")
     return [Phase(method for part in parts for method in part[0])]
 
 

@@ -63,9 +63,10 @@ class Method(Combines):
     about: ClassVar[str] = ""
     stage: ClassVar[int] = 50  # order inside `+`, lower first: mixout and delta 10, mask 30, quantise 50
     trains: ClassVar[bool] = False  # a phase that holds it runs the training loop
+    prunes: ClassVar[bool] = False  # it decides while training which weights stay; a phase has at most one
     is_train_setting: ClassVar[bool] = False  # it sets epochs, lr, ... of its phase; a phase has at most one
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, shared: bool = False) -> None:
         super().__init_subclass__()
         cls.about = " ".join((cls.__dict__.get("__doc__") or "").split("\n\n")[0].split())
         cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
@@ -74,7 +75,7 @@ class Method(Combines):
             raise TypeError(f"{cls.__name__}: a setting cannot be called {taken[0]!r}, which every method already has")
         if cls.name in RESERVED:
             raise TypeError(f"{cls.__name__}: {cls.name!r} is a word of the recipe language")
-        if not cls.__name__.startswith("_"):  # a shared base that is no technique of its own starts with _
+        if not shared and not cls.__name__.startswith("_"):  # a base of several techniques is none of its own
             METHODS.add(cls.name, cls)
 
     def __init__(self, *values: Any, **settings: Any) -> None:

@@ -7,11 +7,11 @@ what="layers+pooler+embeddings") | finetune.
 
 from typing import Any, Literal
 
-from smallbert.methods.prune import _OneShot
+from smallbert.methods.pruning import OneShot
 from smallbert.training.masks import What
 
 
-class DeleteInformation(_OneShot):
+class DeleteInformation(OneShot):
     """Set the smallest weights to zero once, and let training grow them again."""
 
     scope: Literal["local", "global"] = "local"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.methods.movement import freeze_backbone
+from smallbert.methods.pruning import freeze_backbone
 from smallbert.training.masks import (
     MASK_STAGE,
     What,
@@ -34,6 +34,7 @@ class L0(Method):
     """Prune by random masks whose chance to be open is learned, under a pull towards closed."""
 
     trains: ClassVar[bool] = True
+    prunes: ClassVar[bool] = True
     stage: ClassVar[int] = 30
 
     pull: float = 50.0

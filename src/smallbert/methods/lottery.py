@@ -31,9 +31,10 @@ class Lottery(Method):
         """Mark the start; train, prune, rewind; train the ticket."""
         from smallbert.recipe import Recipe
 
-        whole = Recipe("mark('lottery')")
+        start = f"start of lottery({self.keep}, rounds={self.rounds})"  # not a name that a user's own mark would have
+        whole = Recipe(f"mark({start!r})")
         for number in range(1, self.rounds + 1):
             left = round(1 - (1 - self.keep) * number / self.rounds, 12)
             pruned = f"prune({left}, scope={self.scope!r}, what={self.what!r})"
-            whole = whole | self.part | Recipe(f"{pruned} | rewind('lottery')")
+            whole = whole | self.part | Recipe(f"{pruned} | rewind({start!r})")
         return whole | self.part

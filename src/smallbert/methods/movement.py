@@ -4,9 +4,10 @@ Each weight W has a score S whose straight-through gradient is W * dL/dW'; the h
 train_weights=False only masks are learned (SMP, Jiang et al. 2023): the whole backbone stays as it is, biases and norms
 too; scores, the head and a mixture train.
 
-The paper's scores start at zero and are learned from the first step on, when the model is still whole. Two ways to give
-them a better start: init="magnitude" starts each at the rank of its weight's size, fresh=True forgets scores and
-their moments when the ramp begins.
+The paper's scores start at zero; here they start next to it, apart from each other in the order of sizes, so that what
+no gradient reaches (words that no text holds, layers that nothing reads) is ranked by size. They are learned from the
+first step on, when the model is still whole. Two ways to give them a better start: init="magnitude" starts each at the
+rank of its weight's size, fresh=True forgets scores and their moments when the ramp begins.
 """
 
 from typing import Any, Literal
@@ -14,11 +15,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from smallbert.methods.magnitude import _Gradual
-from smallbert.training.masks import Stacks, magnitudes, mask_by_scores, maskable, ranks, stack_up, train_scores
+from smallbert.methods.pruning import Gradual, freeze_backbone
+from smallbert.training.masks import (
+    Stacks,
+    magnitudes,
+    mask_by_scores,
+    maskable,
+    sink_held_zeros,
+    stack_up,
+    train_scores,
+)
+from smallbert.training.ranking import ranks, spread_out
+
+APART = 1e-4  # of one step of the scores: how far from zero they start at most
 
 
-class Movement(_Gradual):
+class Movement(Gradual):
     """Prune the weights that training moves towards zero, by scores learned beside them."""
 
     lr: float = 1e-2
@@ -42,7 +54,9 @@ class Movement(_Gradual):
         """At the ramp's first step begin anew: scores from the weights as they are now, Adam's moments from nothing."""
         if phase.step != round(self.begin * phase.total):
             return
-        start = self._start(phase, Stacks(phase.encoder, maskable(phase.encoder, self.what)))
+        stacks = Stacks(phase.encoder, maskable(phase.encoder, self.what))
+        start = self._start(phase, stacks)
+        sink_held_zeros(phase, stacks, start)
         with torch.no_grad():
             for scores, value in zip(phase.modules[self.name], start, strict=True):
                 scores.copy_(value)
@@ -50,19 +64,14 @@ class Movement(_Gradual):
                     moment.zero_()
 
     def _start(self, phase: Any, stacks: Stacks) -> list[Tensor]:
-        """Zeros; or the rank of each weight's size, from 0 to what scores can move in an epoch.
+        """Next to zero; or the rank of each weight's size, from 0 to what scores can move in an epoch.
 
         Adam moves a score by about its rate a step whatever the gradient, so lr * (steps of an epoch) lies between the
         lowest and the highest rank: an epoch of steady gradients can turn the order round, one of noise cannot.
         """
-        if self.init == "zeros":
-            return stacks.filled(0.0, phase.device)
         stored = dict(phase.encoder.named_parameters())
-        steps = min(1.0, phase.settings.epochs) * -(-len(phase.stream) // phase.settings.batch)
-        sizes = ranks([magnitudes(group, stored) for group in stacks.groups], self.scope)
-        return [size * (self.lr * steps) for size in sizes]
-
-
-def freeze_backbone(phase: Any) -> None:
-    """Leave every weight of the backbone as it is while the phase trains; dropout goes on."""
-    phase.frozen += list(phase.encoder.backbone.parameters())
+        sizes = [magnitudes(group, stored) for group in stacks.groups]
+        if self.init == "zeros":
+            return spread_out(sizes, self.scope, APART * self.lr)
+        steps = min(1.0, phase.settings.epochs) * phase.steps_an_epoch
+        return [rank * (self.lr * steps) for rank in ranks(sizes, self.scope)]

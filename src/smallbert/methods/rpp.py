@@ -16,9 +16,9 @@ from smallbert.training.masks import (
     MASK_STAGE,
     Stacks,
     What,
+    carried,
+    carry_stacks,
     check_trained,
-    keep_stacks,
-    kept_stacks,
     magnitudes,
     maskable,
     settle_masks,
@@ -30,6 +30,7 @@ class Rpp(Method):
     """Prune by shrinking weights after each step, small ones the fastest, until they are zero."""
 
     trains: ClassVar[bool] = True
+    prunes: ClassVar[bool] = True
     stage: ClassVar[int] = 30
 
     pull: float = 0.01  # the paper's values are for pretraining; this one is ours
@@ -49,14 +50,19 @@ class Rpp(Method):
         check_trained(phase, self.name, self.what)
         names = maskable(phase.encoder, self.what)
         stacks = stack_up(phase.encoder, names)
+        if phase.planned_steps <= self.steps:
+            raise UserError(
+                f"rpp: the phase has {phase.planned_steps} steps, and weights are pulled by their size only after "
+                f"steps={self.steps}, so that it would prune nothing; give rpp fewer steps, or train longer"
+            )
         phase.transform(names, lambda weights: weights, MASK_STAGE)  # seen as stored, zeros and all; watch looks there
-        keep_stacks(phase, self.name, {"pull": stacks.filled(1.0, phase.device)})
+        carry_stacks(phase, self.name, {"pull": stacks.filled(1.0, phase.device)})
 
     @torch.no_grad()
     def after_step(self, phase: Any) -> None:
         """The proximal step, by the rate that the optimiser has just used."""
         stacks = Stacks(phase.encoder, maskable(phase.encoder, self.what))
-        by = stacks.rows([pull * (phase.rate * self.pull) for pull in kept_stacks(phase, self.name, "pull")])
+        by = stacks.rows([pull * (phase.rate * self.pull) for pull in carried(phase, self.name, "pull")])
         shrink([phase.encoder.get_parameter(name) for name in by], list(by.values()))
 
     def every(self) -> int:
@@ -68,7 +74,7 @@ class Rpp(Method):
         """Pull at each weight by how small it has become."""
         stored: dict[str, Tensor] = dict(phase.encoder.named_parameters())
         stacks = Stacks(phase.encoder, maskable(phase.encoder, self.what))
-        for group, pull in zip(stacks.groups, kept_stacks(phase, self.name, "pull"), strict=True):
+        for group, pull in zip(stacks.groups, carried(phase, self.name, "pull"), strict=True):
             pull.copy_(1 / (magnitudes(group, stored) + self.edge))
 
     def settle(self, phase: Any) -> None:

@@ -15,23 +15,25 @@ from torch.nn import functional
 
 from smallbert.data import Layout, make_batch
 from smallbert.errors import UserError
-from smallbert.methods.magnitude import _Gradual
+from smallbert.methods.pruning import Gradual
+from smallbert.processes import agree
 from smallbert.training.masks import (
     Stacks,
+    carried,
+    carry_stacks,
     check_trained,
-    keep_stacks,
-    kept_stacks,
     mask_by_scores,
     maskable,
     stack_up,
-    top,
 )
+from smallbert.training.memory import free_memory
 from smallbert.training.phase import Weights
+from smallbert.training.ranking import keep_top
 
 CHUNK = 2**16  # blocks whose equations are solved together
 
 
-class SecondOrder(_Gradual):
+class SecondOrder(Gradual):
     """Prune in a few events the weights whose removal costs the loss least, and correct the others for it."""
 
     scope: Literal["local", "global"] = "global"
@@ -54,10 +56,9 @@ class SecondOrder(_Gradual):
         check_trained(phase, self.name, self.what)
         names = maskable(phase.encoder, self.what)
         stacks = stack_up(phase.encoder, names)
-        keep_stacks(phase, self.name, {"mask": stacks.filled(1.0, phase.device)})
-        masks = {
-            group[0]: mask for group, mask in zip(stacks.groups, kept_stacks(phase, self.name, "mask"), strict=True)
-        }
+        self._check_memory(phase, stacks)
+        carry_stacks(phase, self.name, {"mask": stacks.filled(1.0, phase.device)})
+        masks = {group[0]: mask for group, mask in zip(stacks.groups, carried(phase, self.name, "mask"), strict=True)}
         half = torch.tensor(0.5, device=phase.device)
         mask_by_scores(
             phase,
@@ -65,11 +66,27 @@ class SecondOrder(_Gradual):
             lambda group, weights: masks[group[0]],
             lambda scores: [half.expand(len(one)) for one in scores],
         )
-        numbers = sum(-(-shape.numel() // self.block) for shape in stacks.shapes.values()) * self.block**2
+
+    def _check_memory(self, phase: Any, stacks: Stacks) -> None:
+        """Say how much the inverse Fisher takes, and refuse what cannot fit beside gradients and Adam's moments."""
+        sizes = [shape.numel() for shape in stacks.shapes.values()]
+        free = max(0, free_memory(phase.device) - 12 * sum(one.numel() for one in phase.encoder.parameters()))
+        if (need := self._memory(sizes, self.block)) > free:
+            fits = next((block for block in range(self.block - 1, 0, -1) if self._memory(sizes, block) <= free), 0)
+            smaller = f"give it smaller blocks, such as block={fits}" if fits else "smaller blocks would not do either"
+            raise UserError(
+                f"second_order: with block={self.block} the inverse Fisher takes {need / 2**30:,.2f} GB of memory, and "
+                f"{free / 2**30:,.2f} GB are free beside training on {phase.device.type}; {smaller}"
+            )
         phase.notes.append(
-            f"second_order: the inverse Fisher takes {4 * numbers / 2**20:,.1f} MB at each of {self.events} events "
-            f"({self.gradients} gradients, blocks of {self.block})"
+            f"second_order: the inverse Fisher takes {4 * fisher_numbers(sizes, self.block) / 2**20:,.1f} MB at each "
+            f"of {self.events} events ({self.gradients} gradients, blocks of {self.block})"
         )
+
+    def _memory(self, sizes: list[int], block: int) -> int:
+        """Bytes of the inverses of all weights, and of what is worked out from some of them at a time."""
+        copies = 3 if self.update == "joint" else 1
+        return 4 * (fisher_numbers(sizes, block) + copies * block**2 * min(CHUNK, -(-max(sizes) // block)))
 
     def every(self) -> int:
         """Each step, to notice an event."""
@@ -84,6 +101,8 @@ class SecondOrder(_Gradual):
         inverses = self._inverses(phase, names)
         with torch.no_grad():
             prune_by_curvature(phase, names, inverses, keep, self)
+            # Each process has found these gradients on its own, and a GPU may round differently from time to time.
+            agree([*carried(phase, self.name, "mask"), *(phase.encoder.get_parameter(name) for name in names)])
 
     def _due(self, step: int, total: int) -> float | None:
         """The share to keep at the event that this step ends with, if there is one."""
@@ -127,6 +146,11 @@ def in_blocks(values: Tensor, block: int) -> Tensor:
     return functional.pad(flat, (0, -len(flat) % block)).view(-1, block)
 
 
+def fisher_numbers(sizes: list[int], block: int) -> int:
+    """How many numbers the blocks of weights with so many numbers hold."""
+    return sum(-(-size // block) for size in sizes) * block**2
+
+
 def start_inverse(numbers: int, block: int, damp: float, device: Any = None) -> Tensor:
     """The inverse of damp * I, in blocks."""
     return (torch.eye(block, device=device) / damp).repeat(-(-numbers // block), 1, 1)
@@ -164,15 +188,14 @@ def correction(inverse: Tensor, weight: Tensor, gone: Tensor, update: str) -> Te
 def prune_by_curvature(phase: Any, names: list[str], inverses: Weights, keep: float, method: SecondOrder) -> None:
     """Prune to the share `keep` by cost, and write corrected weights and new masks."""
     stacks = Stacks(phase.encoder, names)
-    kept = kept_stacks(phase, method.name, "mask")
+    kept = carried(phase, method.name, "mask")
     masks, costs = stacks.rows(kept), [torch.empty_like(mask) for mask in kept]
     for name, cost in stacks.rows(costs).items():
         weight = phase.encoder.get_parameter(name)
         spread = spreads(inverses[name]).flatten()[: weight.numel()].view_as(weight)
         cost.copy_(torch.where(masks[name] > 0, weight.square() / (2 * spread), float("-inf")))
-    cuts = top(torch.tensor(keep, dtype=torch.float64, device=phase.device), method.scope)(costs)
-    for old, cost, cut in zip(kept, costs, cuts, strict=True):
-        cost.copy_(old * (cost >= cut[:, None]))  # from here on: 1 where a weight stays
+    for old, cost, stays in zip(kept, costs, keep_top(costs, keep, method.scope), strict=True):
+        cost.copy_(old * stays)  # from here on: 1 where a weight stays
     for name, stays in stacks.rows(costs).items():
         weight = phase.encoder.get_parameter(name)
         gone = in_blocks(masks[name] > stays, method.block)

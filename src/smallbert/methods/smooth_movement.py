@@ -10,22 +10,23 @@ from typing import Any, Literal
 import torch
 
 from smallbert.errors import UserError
-from smallbert.methods.magnitude import _Gradual
+from smallbert.methods.pruning import Gradual
 from smallbert.training.masks import (
     MASK_STAGE,
     Stacks,
+    carried,
+    carry_stacks,
     check_trained,
-    keep_stacks,
-    kept_stacks,
+    magnitudes,
     maskable,
     settle_masks,
     stack_up,
-    top,
 )
+from smallbert.training.ranking import behind, keep_top
 from smallbert.training.schedule import Schedule
 
 
-class SmoothMovement(_Gradual):
+class SmoothMovement(Gradual):
     """Prune the weights that matter least to the loss, by importance and its uncertainty, both smoothed."""
 
     scope: Literal["local", "global"] = "global"
@@ -47,11 +48,12 @@ class SmoothMovement(_Gradual):
         check_trained(phase, self.name, self.what)
         names = maskable(phase.encoder, self.what)
         stacks = stack_up(phase.encoder, names)
-        steps = max(1, round(phase.settings.epochs * -(-len(phase.stream) // phase.settings.batch)))
-        if steps < self.window:
-            raise UserError(f"smooth_movement: the phase has {steps} steps, fewer than one window of {self.window}")
+        if phase.planned_steps < self.window:
+            raise UserError(
+                f"smooth_movement: the phase has {phase.planned_steps} steps, fewer than one window of {self.window}"
+            )
         starts = {"window": 0.0, "importance": 0.0, "uncertainty": 0.0, "mask": 1.0}
-        keep_stacks(phase, self.name, {key: stacks.filled(start, phase.device) for key, start in starts.items()})
+        carry_stacks(phase, self.name, {key: stacks.filled(start, phase.device) for key, start in starts.items()})
         phase.transform(names, lambda weights: weights, MASK_STAGE)  # seen as stored, zeros and all; watch looks there
         phase.dial("keep", self.schedule())
         phase.dial("zeroed at every step", Schedule(0.0, 1.0, self.finish, self.finish))
@@ -60,9 +62,9 @@ class SmoothMovement(_Gradual):
     def after_step(self, phase: Any) -> None:
         """Add to the window; behind the ramp, set to zero again what the optimiser has moved."""
         stacks = Stacks(phase.encoder, maskable(phase.encoder, self.what))
-        windows = stacks.rows(kept_stacks(phase, self.name, "window"))
+        windows = stacks.rows(carried(phase, self.name, "window"))
         freely = phase.dials["zeroed at every step"] < 0.5
-        masks = stacks.rows([torch.where(freely, 1.0, mask) for mask in kept_stacks(phase, self.name, "mask")])
+        masks = stacks.rows([torch.where(freely, 1.0, mask) for mask in carried(phase, self.name, "mask")])
         weights = {name: phase.encoder.get_parameter(name) for name in masks}
         moved = [name for name, weight in weights.items() if weight.grad is not None]  # a layer nothing reads has none
         felt = torch._foreach_mul([weights[name].grad for name in moved], [weights[name] for name in moved])
@@ -77,7 +79,7 @@ class SmoothMovement(_Gradual):
     @torch.no_grad()
     def look(self, phase: Any) -> None:
         """Take the window into the running means, and set to zero what now has the lowest scores."""
-        parts = [kept_stacks(phase, self.name, key) for key in ("window", "importance", "uncertainty")]
+        parts = [carried(phase, self.name, key) for key in ("window", "importance", "uncertainty")]
         for window, importance, uncertainty in zip(*parts, strict=True):
             window.nan_to_num_(0.0, 0.0, 0.0)  # of a step whose gradients were not finite, which the optimiser left out
             importance.lerp_(window, 1 - self.smooth)
@@ -92,10 +94,15 @@ class SmoothMovement(_Gradual):
 
     @torch.no_grad()
     def _zero(self, phase: Any) -> None:
-        parts = [kept_stacks(phase, self.name, key) for key in ("importance", "uncertainty", "mask")]
-        scores = [importance * uncertainty for importance, uncertainty, _ in zip(*parts, strict=True)]
-        for mask, score, cut in zip(parts[2], scores, top(phase.dials["keep"], self.scope)(scores), strict=True):
-            mask.copy_(score >= cut[:, None])
+        """Write the zeros; weights of which nothing is known, since no gradient reaches them, go first, by size."""
         stacks = Stacks(phase.encoder, maskable(phase.encoder, self.what))
+        stored = dict(phase.encoder.named_parameters())
+        parts = [carried(phase, self.name, key) for key in ("importance", "uncertainty", "mask")]
+        scores = [
+            behind(importance * uncertainty, magnitudes(group, stored))
+            for group, importance, uncertainty in zip(stacks.groups, *parts[:2], strict=True)
+        ]
+        for mask, stays in zip(parts[2], keep_top(scores, phase.dials["keep"], self.scope), strict=True):
+            mask.copy_(stays)
         for name, mask in stacks.rows(parts[2]).items():
-            phase.encoder.get_parameter(name).mul_(mask)
+            stored[name].mul_(mask)

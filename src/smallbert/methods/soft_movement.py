@@ -11,10 +11,8 @@ from torch import Tensor
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.methods.magnitude import check_ramp
-from smallbert.methods.movement import freeze_backbone
+from smallbert.methods.pruning import check_ramp, freeze_backbone
 from smallbert.training.masks import (
-    Cuts,
     What,
     mask_by_scores,
     maskable,
@@ -22,6 +20,7 @@ from smallbert.training.masks import (
     settle_masks,
     train_scores,
 )
+from smallbert.training.ranking import Cuts
 from smallbert.training.schedule import Schedule
 from smallbert.training.thresholds import kth_largest
 
@@ -32,6 +31,7 @@ class SoftMovement(Method):
     """Prune the weights whose learned scores fall below a threshold, under a pull on all scores."""
 
     trains: ClassVar[bool] = True
+    prunes: ClassVar[bool] = True
     stage: ClassVar[int] = 30
 
     pull: float = 200.0

@@ -55,7 +55,7 @@ def train(phase: Phase, say: Say, work: Path | None = None, key: str = "", pause
     layout = choose_layout(phase, stream)
     phase.packed = layout.packed
     plan = _Plan(stream, layout, settings.batch, phase.seed, state)
-    phase.total = max(1, round(settings.epochs * plan.steps_per_epoch))
+    phase.total = phase.planned_steps
     phase.say = say
     frozen = frozen_parts(phase.encoder, settings.freeze, phase.frozen)
     with frozen, other_dropout(phase.encoder, settings.dropout):

@@ -13,12 +13,11 @@ from smallbert.model.anatomy import anatomy, linears, words
 from smallbert.model.encoder import HEAD, Encoder
 from smallbert.model.zeros import sparse_linears
 from smallbert.training.phase import Phase, Weights
-from smallbert.training.thresholds import kth_largest
+from smallbert.training.ranking import LOWEST, Cuts, keep_top
 
 MASK_STAGE = 30
 What = Literal["layers", "layers+pooler", "layers+embeddings", "layers+pooler+embeddings"]
 Score = Callable[[list[str], Weights], Tensor]  # the scores of a group of like-sized matrices, one matrix a row
-Cuts = Callable[[list[Tensor]], list[Tensor]]  # for each group's scores, where to cut each of its matrices
 
 
 def maskable(encoder: Encoder, what: What = "layers") -> list[str]:
@@ -112,24 +111,6 @@ class Stacks:
         return [torch.full(size, value, device=device, dtype=dtype) for size in sizes]
 
 
-def top(keep: Tensor, scope: str) -> Cuts:
-    """Cut so that the share `keep` with the highest scores stays, in every matrix ("local") or over all ("global")."""
-
-    def cuts(scores: list[Tensor]) -> list[Tensor]:
-        if scope == "global":
-            flat = torch.cat([stack.flatten() for stack in scores])[None]
-            cut = kth_largest(flat, _count(flat, keep))
-            return [cut.expand(len(stack)) for stack in scores]
-        return [kth_largest(stack, _count(stack, keep)) for stack in scores]
-
-    return cuts
-
-
-def _count(stack: Tensor, keep: Tensor) -> Tensor:
-    """How many of each row stay: the share, rounded to a whole number, in double precision; one at least."""
-    return (keep.double() * stack.shape[1]).round().clamp(min=1).long().expand(len(stack))
-
-
 def mask_by_scores(phase: Phase, names: list[str], score: Score, cuts: Cuts) -> None:
     """Let the model see only the weights whose scores reach where `cuts` cuts."""
     stacks = stack_up(phase.encoder, names)
@@ -166,20 +147,29 @@ def train_scores(phase: Phase, label: str, names: list[str], start: float | list
     """One trained score a weight, under a label and with a learning rate of its own, and how to look them up."""
     stacks = stack_up(phase.encoder, names)
     first = stacks.filled(start, phase.device) if isinstance(start, float) else start
+    sink_held_zeros(phase, stacks, first)
     scores = nn.ParameterList(first)
     phase.train_module(label, scores, lr=lr)
     number = {group[0]: place for place, group in enumerate(stacks.groups)}
     return lambda group, weights: scores[number[group[0]]]
 
 
-def keep_stacks(phase: Phase, label: str, stacks: dict[str, list[Tensor]]) -> None:
-    """Tensors that a method keeps from step to step: not trained, but saved in checkpoints; see `kept_stacks`."""
+def sink_held_zeros(phase: Phase, stacks: Stacks, scores: list[Tensor]) -> None:
+    """Give the lowest score to the zeros that earlier phases settled on; no gradient reaches them, so it stays."""
+    alive = phase.held_masks()
+    for name, row in stacks.rows(scores).items():
+        if name in alive:
+            row.masked_fill_(~alive[name], LOWEST)
+
+
+def carry_stacks(phase: Phase, label: str, stacks: dict[str, list[Tensor]]) -> None:
+    """Carry tensors from step to step: not trained, but saved in checkpoints; see `carried`."""
     lists = {key: nn.ParameterList(nn.Parameter(one, False) for one in some) for key, some in stacks.items()}
     phase.train_module(label, nn.ModuleDict(lists))
 
 
-def kept_stacks(phase: Phase, label: str, key: str) -> list[Tensor]:
-    """What keep_stacks keeps."""
+def carried(phase: Phase, label: str, key: str) -> list[Tensor]:
+    """The tensors that `carry_stacks` was given, as they are now; writing into them is what a method is to do."""
     return [one.data for one in phase.modules[label][key]]  # type: ignore[index]
 
 
@@ -194,34 +184,17 @@ def magnitudes(names: list[str], weights: Weights) -> Tensor:
     return torch.stack([weights[name].detach().abs().flatten() for name in names])
 
 
-def ranks(scores: list[Tensor], scope: str) -> list[Tensor]:
-    """The share of numbers that lie below each, from 0 to nearly 1, in its matrix or over all of them.
-
-    [[0.1, 0.4, 0.2, 0.9]]  ->  [[0.0, 0.5, 0.25, 0.75]]
-    """
-    if scope == "global":
-        flat = _ranks(torch.cat([stack.flatten() for stack in scores])[None])[0]
-        parts = flat.split([stack.numel() for stack in scores])
-        return [part.view_as(stack) for part, stack in zip(parts, scores, strict=True)]
-    return [_ranks(stack) for stack in scores]
-
-
-def _ranks(rows: Tensor) -> Tensor:
-    places = torch.arange(rows.shape[1], device=rows.device, dtype=rows.dtype).expand_as(rows) / rows.shape[1]
-    return torch.empty_like(rows).scatter_(1, rows.argsort(dim=1, stable=True), places)
-
-
-def prune_once(encoder: Encoder, names: list[str], keep: float, scope: str, by: str, seed: int) -> None:
+def prune_once(
+    encoder: Encoder, names: list[str], keep: float, scope: str, by: str = "magnitude", seed: int = 0
+) -> None:
     """Write zeros over all but the share `keep`: the largest stay, or some drawn at random of those not zero yet."""
     stacks, stored = stack_up(encoder, names), dict(encoder.named_parameters())
     sizes = [magnitudes(group, stored) for group in stacks.groups]  # type: ignore[arg-type]
     if by == "random":
         draw = torch.Generator().manual_seed(seed)
         sizes = [(1 - torch.rand(one.shape, generator=draw).to(one.device)) * (one != 0) for one in sizes]
-    cuts = top(torch.tensor(keep, dtype=torch.float64, device=encoder.device), scope)(sizes)
-    masks = [size >= cut[:, None] for size, cut in zip(sizes, cuts, strict=True)]
     with torch.no_grad():
-        for name, mask in stacks.rows(masks).items():
+        for name, mask in stacks.rows(keep_top(sizes, keep, scope)).items():
             stored[name].mul_(mask)
 
 

@@ -91,6 +91,17 @@ class Phase:
         return self.device.type == "cuda" and bool(self.settings.half)
 
     @property
+    def steps_an_epoch(self) -> int:
+        """How many batches hold every example once."""
+        assert self.stream is not None
+        return -(-len(self.stream) // self.settings.batch)
+
+    @property
+    def planned_steps(self) -> int:
+        """How many steps the phase is going to take; what `total` is once it trains."""
+        return max(1, round(self.settings.epochs * self.steps_an_epoch))
+
+    @property
     def route(self) -> Route | None:
         """What decides how each layer is run while training (see walk); one method of a phase may set it."""
         return self._route
@@ -151,11 +162,14 @@ class Phase:
 
     # What the loop asks.
 
+    def held_masks(self) -> Weights:
+        """Where weights may be other than zero, for all in which earlier phases settled on zeros."""
+        held = [(f"{name}.weight", module.weight) for name, module in self.encoder.held("zeros")]
+        return {name: weight != 0 for name, weight in held if isinstance(weight, nn.Parameter)}
+
     def hold_zeros(self) -> None:
         """Keep the zeros that earlier phases settled on, through all that this phase trains."""
-        held = [(f"{name}.weight", module.weight) for name, module in self.encoder.held("zeros")]
-        masks = {name: weight != 0 for name, weight in held if isinstance(weight, nn.Parameter)}
-        if masks:
+        if masks := self.held_masks():
             self.transform(list(masks), lambda weights: {n: w * masks[n] for n, w in weights.items()}, HELD_STAGE)
 
     def begin_training(self) -> None:
