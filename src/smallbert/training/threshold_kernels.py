@@ -54,7 +54,7 @@ def _longer(prefix, counts, shift, want):
 
 @triton.jit
 def _reached(keys, first, last):
-    """The largest keys that at least `first` and at least `last` of the keys reach, two bits a turn, both in one sum."""
+    """The largest keys that at least `first` and `last` of the keys reach, two bits a turn, both in one sum."""
     high = first * 0 + LOWEST
     low = high
     for turn in range(16):
