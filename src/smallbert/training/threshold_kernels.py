@@ -30,39 +30,13 @@ def _key(number):
 
 
 @triton.jit
-def _both(a, b, c, d):
-    return a + c, b + d
-
-
-@triton.jit
-def _counts(keys, prefix, shift):
-    """How many keys reach each of the three digits behind a prefix, in twenty bits each."""
-    one = (keys >= prefix + (1 << shift)).to(tl.int64)
-    two = (keys >= prefix + (2 << shift)).to(tl.int64)
-    three = (keys >= prefix + (3 << shift)).to(tl.int64)
-    return one + (two << 20) + (three << 40)
-
-
-@triton.jit
-def _longer(prefix, counts, shift, want):
-    """A prefix and its next digit, the largest that enough keys reach."""
-    one = ((counts & 0xFFFFF) >= want).to(tl.int32)
-    two = (((counts >> 20) & 0xFFFFF) >= want).to(tl.int32)
-    three = ((counts >> 40) >= want).to(tl.int32)
-    return prefix + ((one + two + three) << shift)
-
-
-@triton.jit
-def _reached(keys, first, last):
-    """The largest keys that at least `first` and `last` of the keys reach, two bits a turn, both in one sum."""
-    high = first * 0 + LOWEST
-    low = high
-    for turn in range(16):
-        shift = 30 - 2 * turn
-        above, below = tl.reduce((_counts(keys, high, shift), _counts(keys, low, shift)), 0, _both)
-        high = _longer(high, above, shift, first)
-        low = _longer(low, below, shift, last)
-    return high, low
+def _reached(keys, want):
+    """The largest key that at least `want` of the keys reach, bit by bit."""
+    prefix = tl.where(tl.sum((keys >= 0).to(tl.int32)) >= want, 0, LOWEST)
+    for turn in range(31):
+        trial = prefix + (1 << (30 - turn))
+        prefix = tl.where(tl.sum((keys >= trial).to(tl.int32)) >= want, trial, prefix)
+    return prefix
 
 
 @triton.jit
@@ -94,17 +68,15 @@ def _begin_round(rows, before, now, status, answers, width, height, SIZE: tl.con
         keys = tl.where(place < between, key, LOWEST)
         if stride == 1:
             stage = FOUND
-            answer, _ = _reached(keys, want, want)
-            tl.store(answers + row, answer)
+            tl.store(answers + row, _reached(keys, want))
         else:  # six standard deviations of its rank in the sample, to both sides
             size = tl.cdiv(between, stride)
             share = want.to(tl.float32) / between
             spread = 6.0 * tl.sqrt(size * share * (1.0 - share)) + 8.0
             first = (share * size - spread).to(tl.int32)
             last = (share * size + spread).to(tl.int32) + 1
-            high, low = _reached(keys, first, last)
-            tl.store(now + HIGH * height + row, tl.where(first < 1, HIGHEST, high))
-            tl.store(now + LOW * height + row, tl.where(last > size, LOWEST, low))
+            tl.store(now + HIGH * height + row, tl.where(first < 1, HIGHEST, _reached(keys, first)))
+            tl.store(now + LOW * height + row, tl.where(last > size, LOWEST, _reached(keys, last)))
     tl.store(now + WANTED * height + row, want)
     tl.store(now + COUNT * height + row, between)
     tl.store(status + row, stage)
