@@ -3,9 +3,10 @@
     python benchmarks/movement_scores.py e5-small --data data --out results/movement_scores
 
 Trains SST-2 with every weight seen, as movement pruning does before its ramp, and at some steps takes out the lowest
-shares of each matrix by (a) the learned scores, (b) the same turned round, (c) chance, (d) size, and scores what is
-left on dev, without training. Beside each score stands which share of what was taken out lies in the one per cent of
-inputs that lose most: 0.01 and a little by chance, more where a criterion takes out whole inputs.
+shares of each matrix by (a) the learned scores, (b) the same turned round, (c) chance, (d) chance among weights of the
+sizes that (a) takes, (e) size, and scores what is left on dev, without training. Beside each score stands which share
+of what was taken out lies in the one per cent of inputs that lose most: 0.01 and a little by chance, more where a
+criterion takes out whole inputs.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from smallbert.methods import METHODS, Method
 from smallbert.run import run_recipe
 from smallbert.training.masks import Stacks, maskable
 
+BINS = 256
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 Scores = dict[str, Tensor]
 ROWS: list[dict[str, Any]] = []
@@ -54,6 +56,19 @@ def chance(phase: Any, weights: Scores) -> Scores:
     return {name: torch.rand_like(weight) for name, weight in weights.items()}
 
 
+def same_sizes(phase: Any, weights: Scores) -> Scores:
+    """The learned scores, dealt out anew among weights of about the same size."""
+    torch.manual_seed(0)
+    found = {}
+    for name, scores in learned(phase, weights).items():
+        order = weights[name].abs().flatten().argsort()
+        order = order[: order.numel() // BINS * BINS].view(BINS, -1)
+        dealt = scores.flatten().clone()
+        dealt[order] = dealt[order].gather(1, torch.rand(order.shape, device=order.device).argsort(1))
+        found[name] = dealt.view_as(scores)
+    return found
+
+
 def size(phase: Any, weights: Scores) -> Scores:
     """How large each weight is."""
     return {name: weight.abs() for name, weight in weights.items()}
@@ -63,6 +78,7 @@ WAYS: dict[str, Callable[[Any, Scores], Scores]] = {
     "learned scores": learned,
     "turned round": turned,
     "chance": chance,
+    "chance, same sizes": same_sizes,
     "size": size,
 }
 
@@ -126,7 +142,8 @@ def main() -> None:
         run_recipe(f"movement(keep=0.1, begin=0.125, finish=0.875) + look + {loop}", start.encoder, task, chosen.seed)
     except _Enough:
         pass
-    command = f"python benchmarks/movement_scores.py {chosen.model} --seed {chosen.seed}"
+    looks = " ".join(map(str, chosen.looks))
+    command = f"python benchmarks/movement_scores.py e5-small --data data --seed {chosen.seed} --looks {looks}"
     facts = {"benchmark": "movement_scores", "command": command, "rows": ROWS}
     write_json(Path(chosen.out) / f"seed-{chosen.seed}.json", {**facts, "versions": versions(), "machine": machine()})
 

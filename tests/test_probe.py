@@ -380,6 +380,18 @@ def test_own_files_and_attention(call, model, tmp_path):
     assert (tmp_path / "out" / "heads-mine.png").is_file() and "mixture" not in entry
 
 
+def test_another_part_is_put_beside_what_is_there_and_a_failed_one_spoils_nothing(call, model, data, tmp_path):
+    words = ["probe", model, "--tasks", "tense", "--data", data, "--out", tmp_path / "out", "--seeds", "0"]
+    assert call(*words, "--parts", "layers")[0] == 0
+    page = (tmp_path / "out" / "probe.md").read_text()
+    code, out, error = call(*words, "--parts", "heads")  # needs a task head, which this model has not
+    assert code == 1 and "no task head" in error and "Written" not in out
+    assert (tmp_path / "out" / "probe.md").read_text() == page
+    assert call(*words, "--parts", "mixture")[0] == 0
+    entry = json.loads((tmp_path / "out" / "probe.json").read_text())["tasks"][0]
+    assert entry["layers"]["layers"] and entry["mixture"]["score"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

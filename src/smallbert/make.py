@@ -300,7 +300,7 @@ def _facts(start: Start, recipe: str, task: Task, seed: int, split: str = "dev")
         "seed": seed,
         "split": split,
         "headline": task.metrics[0],
-        "chance": task.chance,
+        "chance": task.chance_on(split),
     }
 
 

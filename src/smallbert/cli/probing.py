@@ -62,19 +62,21 @@ def probe(
         start = start_from(model, say.line)
         options = {"length": length, "device": device, "command": COMMAND.get()}
         result = run.probe(start, read, out, parts=chosen, pool=pool, seeds=numbers, say=say, **options)  # type: ignore[arg-type]
-        say("drawing")
-        written = write_probe(result, out)
         nothing = all(entry[part].get("why") for entry in result["tasks"] for part in chosen)
+        if not nothing:
+            say("drawing")
+            written = write_probe(result, out)
         if json:
             print_json(result)
             raise typer.Exit(int(nothing))
-        if set(run.FROZEN) & set(chosen):
+        if set(run.FROZEN) & set(chosen) and not nothing:
             say.show(render_table(result))
         for entry in result["tasks"]:
             if found := head_findings(entry):
                 say.show(f"Attention heads on {entry['task']}", heads.head_table(found) or "", heads.layer_table(found))
         for warning in warnings(result):
             say.line(warning)
-        say.show(f"Written: {', '.join(map(str, written))}")
+        if not nothing:
+            say.show(f"Written: {', '.join(map(str, written))}")
     if nothing:
         raise typer.Exit(1)

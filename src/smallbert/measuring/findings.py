@@ -18,6 +18,7 @@ from smallbert.measuring.statistics import (
 )
 
 ENDS = ("ok", "diverged")  # how a run ends that was not prevented from ending
+SURE = 0.05  # Fisher's p below which one arm is said to diverge more often
 BEYOND = 2.0  # standard errors from which on a difference is marked
 
 
@@ -92,6 +93,19 @@ class Pair(NamedTuple):
         value, error = self.paired_survivors.value, self.paired_survivors.error
         return value is not None and error is not None and abs(value) > BEYOND * error
 
+    @property
+    def is_higher(self) -> bool:
+        """Whether `other` is higher by more than two standard errors of the difference over seeds, all runs counted."""
+        value, error = self.paired.value, self.paired.error
+        return value is not None and error is not None and value > BEYOND * error
+
+    @property
+    def sign(self) -> int:
+        """1 where `other` is better, -1 where it is worse: it diverges less or more often, or scores beyond errors."""
+        if self.fisher is not None and self.fisher < SURE:
+            return 1 if self.one.count("diverged") > self.other.count("diverged") else -1
+        return 0 if not self.is_beyond else 1 if (self.paired_survivors.value or 0.0) > 0 else -1
+
 
 def gather(results: Iterable[Result]) -> list[Cell]:
     """The runs by task, value and arm, in the order in which these came."""
@@ -152,6 +166,8 @@ class Convergence(NamedTuple):
     plateau: Mean
     one_at: Crossing | None
     other_at: Crossing | None
+    diverged: str = ""  # so many of so many runs, which count with the scores they have
+    rising: bool = False  # whether the plateau is none: the last step up is more than two of its standard errors
 
     @property
     def factor(self) -> float | None:
@@ -164,16 +180,18 @@ class Convergence(NamedTuple):
         if self.plateau.value is None or self.one_at is None:
             return f"{self.task}: {self.one} has no plateau, since no run at the largest number of epochs went well."
         error = self.plateau.error or 0.0
-        less = f" less its standard error {error:.1f}" if error else ", one seed"
-        start = f"{self.task}: {self.other} reaches {self.one}'s plateau ({self.plateau.value:.1f}{less})"
+        less = f" less its standard error {error:.1f}" if error else ", one seed" if self.plateau.n == 1 else ""
+        what = f"{self.one}'s {'last score, still rising' if self.rising else 'plateau'}"
+        start = f"{self.task}: {self.other} reaches {what} ({self.plateau.value:.1f}{less})"
+        end = f"; {self.diverged} runs diverged and count with their scores." if self.diverged else "."
         if self.other_at is None:
-            return f"{start} never within the range, {self.one} after {_epochs(self.one_at)}."
+            return f"{start} never within the range, {self.one} after {_epochs(self.one_at)}{end}"
         bound = {(True, False): "at most ", (False, True): "at least "}.get(
             (self.one_at.at_most, self.other_at.at_most)
         )
         both = self.one_at.at_most and self.other_at.at_most
         factor = "no factor, since both are there at the first" if both else f"factor {bound or ''}{self.factor:.2f}"
-        return f"{start} after {_epochs(self.other_at)}, {self.one} after {_epochs(self.one_at)}: {factor}."
+        return f"{start} after {_epochs(self.other_at)}, {self.one} after {_epochs(self.one_at)}: {factor}{end}"
 
 
 def _epochs(crossing: Crossing) -> str:
@@ -189,15 +207,20 @@ def find_convergence(cells: Sequence[Cell]) -> list[Convergence]:
             if cell.task == task:
                 lines.setdefault(cell.arm, []).append(cell)
         for one, other in combinations(lines, 2):
-            plateau = max(lines[one], key=lambda cell: float(cell.value)).survivors
+            *_, before, last = [None, *sorted(lines[one], key=lambda cell: float(cell.value))]
+            plateau = last.all if last.survivors.n else mean_of([])
             height = math.inf if plateau.value is None else plateau.value - (plateau.error or 0.0)
-            reached = [first_reached(_line(lines[arm]), height) for arm in (one, other)]
-            found.append(Convergence(task, one, other, plateau, *reached))
+            one_at, other_at = (first_reached(_line(lines[arm]), height) for arm in (one, other))
+            both = [cell for arm in (one, other) for cell in lines[arm]]
+            lost, ended = (sum(cell.count(*statuses) for cell in both) for statuses in (("diverged",), ENDS))
+            rising = before is not None and compare_cells(before, last).is_higher
+            diverged = f"{lost} of {ended}" if lost else ""
+            found.append(Convergence(task, one, other, plateau, one_at, other_at, diverged, rising))
     return found
 
 
 def _line(cells: Sequence[Cell]) -> list[tuple[float, float]]:
-    return [(float(cell.value), cell.survivors.value) for cell in cells if cell.survivors.value is not None]
+    return [(float(cell.value), cell.all.value) for cell in cells if cell.all.value is not None]
 
 
 def conclude(cells: Sequence[Cell], setting: str | None = None) -> str:
@@ -235,8 +258,7 @@ def _on_many(cells: Sequence[Cell], tasks: Sequence[str]) -> str:
     of = {(cell.task, cell.arm): cell for cell in cells}
     for arm in arms[1:]:
         pairs = [compare_cells(of[task, arms[0]], of[task, arm]) for task in tasks]
-        sides = {word: [p for p in pairs if p.is_beyond and sign * (p.paired_survivors.value or 0) > 0]
-                 for word, sign in (("better", 1), ("worse", -1))}  # fmt: skip
+        sides = {word: [pair for pair in pairs if pair.sign == sign] for word, sign in (("better", 1), ("worse", -1))}
         tested = sum(pair.paired_survivors.n > 1 for pair in pairs)
         if not tested:
             gains = ", ".join(_gain(pair) for pair in pairs if pair.paired_survivors.n)
@@ -247,7 +269,10 @@ def _on_many(cells: Sequence[Cell], tasks: Sequence[str]) -> str:
             for word, own in sides.items()
         ]
         chance = f"of {tested} that could be tested about {marks_by_chance(pairs):.1f} would be so by chance alone"
-        said.append(f"{arm} is {' and '.join(counts)} of {len(tasks)} tasks than {arms[0]}, beyond two standard errors")
+        said.append(
+            f"{arm} is {' and '.join(counts)} of {len(tasks)} tasks than {arms[0]}, beyond two standard errors "
+            "of survivors or in how often it diverges"
+        )
         said.append(chance)
     runs = {arm: [run for cell in cells if cell.arm == arm for run in cell.runs] for arm in arms}
     whole = [Cell("", arm, None, tuple(own)) for arm, own in runs.items()]
@@ -257,6 +282,9 @@ def _on_many(cells: Sequence[Cell], tasks: Sequence[str]) -> str:
 
 
 def _gain(pair: Pair) -> str:
+    if pair.fisher is not None and pair.fisher < SURE:
+        one, other = (f"{cell.count('diverged')} of {cell.count(*ENDS)}" for cell in (pair.one, pair.other))
+        return f"{pair.one.task}, {other} diverged against {one}"
     return f"{pair.one.task} {pair.paired_survivors.value:+.1f}"
 
 

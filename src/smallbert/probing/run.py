@@ -175,8 +175,9 @@ def probe(
     for task in tasks:
         work = Work(start, task, out, pool, list(dict.fromkeys(seeds)), device, say)
         entry = _about(work)
-        for part in parts:
-            entry[part] = _once(work, part)
+        for part in PARTS:  # what earlier runs found out stays on the page
+            result = _once(work, part) if part in parts else _kept(work, part)
+            entry |= {} if result is None else {part: result}
         found.append(entry)
     return {
         "probe": FORMAT,
@@ -187,7 +188,7 @@ def probe(
         "layers": len(start.encoder.order),
         "pool": pool,
         "seeds": list(dict.fromkeys(seeds)),
-        "parts": list(parts),
+        "parts": [part for part in PARTS if all(part in entry for entry in found)],
         "tasks": found,
         "versions": versions(),
         "machine": machine(),
@@ -207,11 +208,11 @@ def _about(work: Work) -> dict[str, Any]:
     return entry | {"repeated": repeated(task, roles)}
 
 
-def _once(work: Work, part: str) -> dict[str, Any]:
-    """The result of one part: read if it was computed from the same things, else computed and written down."""
+def _facts(work: Work, part: str) -> dict[str, Any]:
+    """All that the result of a part depends on."""
     frozen = part in FROZEN
     task = work.task
-    facts = {
+    return {
         **facts_of(work.start.encoder, task, work.start.fingerprint, work.pool if frozen else "", work.length),
         "labels": digest({name: split.labels for name, split in task.splits.items()}),
         "part": part,
@@ -219,16 +220,27 @@ def _once(work: Work, part: str) -> dict[str, Any]:
         "version": [FORMAT, __version__],
         "settings": digest(SETTINGS.get(part)),
     }
-    path = work.out / "probe" / f"{file_name(task.name)}.{part}.json"
-    if path.is_file():
-        try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            kept = {}
-        if kept.get("facts") == facts:
-            return dict(kept["result"])
-    result = PARTS[part](work)
-    write_json(path, {"facts": facts, "result": result})
+
+
+def _path(work: Work, part: str) -> Path:
+    return work.out / "probe" / f"{file_name(work.task.name)}.{part}.json"
+
+
+def _kept(work: Work, part: str) -> dict[str, Any] | None:
+    """What an earlier run found from the same things."""
+    try:
+        kept = json.loads(_path(work, part).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return dict(kept["result"]) if kept.get("facts") == _facts(work, part) else None
+
+
+def _once(work: Work, part: str) -> dict[str, Any]:
+    """The result of one part: read if it was computed from the same things, else computed and written down."""
+    result = _kept(work, part)
+    if result is None:
+        result = PARTS[part](work)
+        write_json(_path(work, part), {"facts": _facts(work, part), "result": result})
     return result
 
 

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Callable, Sequence
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from smallbert.measuring.findings import Cell, are_numbers
@@ -27,10 +28,11 @@ def draw_study(cells: Sequence[Cell], metric: str, setting: str | None, chance: 
         _draw_arm(axes, [cell for cell in cells if cell.arm == arm], LINES[number % len(LINES)], place, setting)
     if chance is not None and chance > axes.get_ylim()[0]:
         axes.axhline(chance, color=COLOURS["muted"], linewidth=0.8, linestyle=(0, (3, 3)), zorder=1)
-        look: dict[str, Any] = {"fontsize": 8, "color": COLOURS["muted"], "va": "bottom"}
-        axes.text(0.003, chance, "guessing", transform=axes.get_yaxis_transform(), **look)
+        look: dict[str, Any] = {"fontsize": 8, "color": COLOURS["muted"], "va": "bottom", "ha": "right"}
+        axes.text(0.997, chance, "guessing", transform=axes.get_yaxis_transform(), **look)
     _frame(axes, ticks, labels, f"{metric}, {cells[0].task}", setting)
-    note = "dots are runs, bars mean ± sd" + (" of survivors, x diverged" if any(map(_diverged, cells)) else "")
+    of = "" if setting is not None else " of survivors"  # trained too shortly is a point of the line, not a failure
+    note = "dots are runs, bars mean ± sd" + (f"{of}, x diverged" if any(map(_diverged, cells)) else "")
     axes.set_title(note, loc="right", fontsize=8.5, color=COLOURS["muted"])
     if setting is not None:
         axes.legend(frameon=False, fontsize=9, loc="best")
@@ -70,16 +72,16 @@ def _draw_arm(
             }
             alpha = 0.8 if bad else 0.3
             axes.plot(place(cell, aside), score, color=colour, alpha=alpha, zorder=3, **style)
-    good = sorted((c for c in cells if c.survivors.value is not None), key=lambda cell: place(cell, 0.0))
-    xs, means = [place(cell, 0.0) for cell in good], [cell.survivors.value or 0.0 for cell in good]
-    bars = [cell.survivors.sd or 0.0 for cell in good]
+    means = [(place(cell, 0.0), cell.survivors if setting is None else cell.all) for cell in cells]
+    good = sorted((x, mean.value, nan if mean.sd is None else mean.sd) for x, mean in means if mean.value is not None)
     look: dict[str, Any] = {"color": colour, "capsize": 3, "linewidth": 1.6, "elinewidth": 1.1, "zorder": 4}
     if setting is None:
         look |= {"linestyle": "none", "marker": "_", "markersize": 26, "markeredgewidth": 2}
     else:
         look |= {"marker": "o", "markersize": 6, "markeredgecolor": COLOURS["paper"], "label": cells[0].arm}
     if good:
-        axes.errorbar(xs, means, bars, **look)
+        xs, heights, bars = zip(*good, strict=True)
+        axes.errorbar(xs, heights, bars, **look)
 
 
 def _frame(axes: "Axes", ticks: list[float], labels: list[str], title: str, setting: str | None) -> None:

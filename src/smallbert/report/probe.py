@@ -90,8 +90,8 @@ COLUMNS = (
     Column(
         "centre",
         "mixture",
-        "The centre of gravity of the mixture's shares: the mean layer number. In brackets where K is near 0: there it "
-        "says nothing.",
+        "The centre of gravity of the mixture's shares: the mean layer number. In brackets where it "
+        "says nothing: K near 0, or all on one layer.",
         lambda e: _centre(e["mixture"]["plain"]),
     ),
     Column(

@@ -149,6 +149,8 @@ def _draw(report: Report, out: Path) -> list[str]:
     """One picture of all tasks where there are several and nothing was varied, else one a task; gives their names."""
     tasks, setting = report.about.tasks, report.about.setting
     if len(tasks) > 1 and setting is None and report.pairs:
+        if not any(pair.paired.error is not None for pair in report.pairs):
+            return []  # one seed: points without errors would look like findings
         to_png(draw_differences(report.pairs), out / "differences.png")
         return ["differences.png"]
     pictures = []

@@ -89,6 +89,10 @@ class Task:
             raise UserError(f"task {self.name} has no split '{name}' here; it has: {', '.join(self.splits)}")
         return self.splits[name]
 
+    def chance_on(self, name: str) -> float:
+        """What guessing scores on a split."""
+        return _chance(Row(self.kind, self.metrics, ""), self.split(name))
+
 
 def make_task(
     name: str,
