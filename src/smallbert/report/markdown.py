@@ -15,9 +15,9 @@ from smallbert.measuring.shelf import load_cards
 OPENING = """# Results
 
 One folder a topic: one card (JSON) a model, one record a benchmark, or a study with a page of its own. This page is
-made from them by `smallbert report results --markdown`; nothing in it is typed by hand. Scores are on dev, 0 to 100;
-after ± stands the standard deviation over seeds, or the standard error of a single run. Every file holds the command
-that makes it again.
+made from them by `smallbert report results --markdown`; nothing in it is typed by hand. Scores are 0 to 100, on dev
+unless a command has `--split`; after ± stands the standard deviation over seeds, or the standard error of a single run.
+Every file holds the command that makes it again; where one has no `--data`, SMALLBERT_DATA says where the files are.
 """
 
 
