@@ -49,7 +49,10 @@ def render_overview(folder: Path | str) -> str:
             parts.append(_commands(dict.fromkeys(card["command"] for card in cards if card["command"])))
             parts.append(_fine_print(cards))
         for record in records:
-            parts.append(_table([{key: str(value) for key, value in row.items()} for row in record["rows"]]))
+            flat = [
+                {key: str(value) for key, value in row.items() if type(value) is not dict} for row in record["rows"]
+            ]
+            parts.append(_table(flat))
             parts.append(_commands([record["command"]]))
             parts.append(f"On {_machine(record)}.\n")
     if len(parts) == 1:
