@@ -9,6 +9,7 @@ of the first and the last silent look; shares are of all masked matrices.
 
 from __future__ import annotations
 
+import json
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 from smallbert.measuring.shelf import load_cards
 
 LOOKS = 3
+EARLY = 2500  # steps; the ramp of the pruning study begins at 2,105
 MASS = 0.95  # of the mixture, in what a cut leaves
 FIRST, LAST = 2, 4  # the layers whose share of the mixture is added up
 
@@ -70,12 +72,22 @@ def tell_of_cuts(cards: dict[tuple[str, int], dict[str, Any]]) -> None:
         print(f"cut - mixture, {name}: {np.mean(chosen):+.2f} ± {error:.2f} ({len(chosen)} seeds)")
 
 
+def early(looks: list[dict[str, Any]]) -> str:
+    """How it does on the watched texts soon after the ramp has begun."""
+    return "".join(f", {look['accuracy']:.0f} at step {EARLY}" for look in looks if look["step"] == EARLY)
+
+
 def main() -> None:
     """Print every run, then what is asked of the study with cuts."""
     cards = {(card["preset"], card["seed"]): card for card in load_cards(Path(sys.argv[1]))}
     for (name, seed), card in sorted(cards.items()):
         begun = " (0.1.0)" if card["versions"]["smallbert"] == "0.1.0" else ""
-        print(f"{name}, seed {seed}: {accuracy(card):.1f}, {silence(watch(card))}{begun}")
+        print(f"{name}, seed {seed}: {accuracy(card):.1f}, {silence(watch(card))}{early(watch(card))}{begun}")
+    trainings = {
+        json.dumps(watch(card)): any("checkpoint" in note for note in card["trained"]["notes"])
+        for card in cards.values()
+    }
+    print(f"{sum(resumed.values())} of {len(resumed)} trainings went on from a checkpoint")
     if {"mixture", "mixture, cut"} <= {name for name, _ in cards}:
         tell_of_cuts(cards)
 

@@ -23,3 +23,19 @@ def tiny():
 @pytest.fixture(scope="session", params=SHAPES)
 def family(request):
     return request.param
+
+
+@pytest.fixture(scope="session")
+def encoder():
+    """A tiny encoder with a head; a file that needs another one has a fixture of its own."""
+    from pruned import fresh_encoder
+
+    return fresh_encoder()
+
+
+@pytest.fixture(scope="session")
+def trained():
+    """The same, trained for nine steps."""
+    from pruned import trained_encoder
+
+    return trained_encoder()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from pruned import CURVED, SIX, TASK, WHOLE, density, everything, fresh_encoder, trained_encoder
+from pruned import CURVED, SIX, TASK, WHOLE, density, everything
 from safetensors.torch import load_file
 from toys import accuracy, is_same_state, phase_of, run, small, state_of, toy_task
 
@@ -12,16 +12,6 @@ from smallbert.methods.l0 import _Gated
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.training.masks import _Masked, magnitudes, maskable
 from smallbert.training.schedule import Schedule
-
-
-@pytest.fixture(scope="module")
-def encoder():
-    return fresh_encoder()
-
-
-@pytest.fixture(scope="module")
-def trained():
-    return trained_encoder()
 
 
 def test_the_cubic_way_of_the_papers_at_named_times():

@@ -6,7 +6,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from pruned import CURVED, SIX, TASK, WHOLE, density, everything, fresh_encoder, trained_encoder
+from pruned import CURVED, SIX, TASK, WHOLE, density, everything
 from psutil import virtual_memory
 from torch.func import functional_call
 from torch.nn import functional
@@ -18,16 +18,6 @@ from smallbert.methods.second_order import add_gradient, correction, in_blocks, 
 from smallbert.training.loop import take_step
 from smallbert.training.masks import Stacks, carried, maskable
 from smallbert.training.memory import free_memory
-
-
-@pytest.fixture(scope="module")
-def encoder():
-    return fresh_encoder()
-
-
-@pytest.fixture(scope="module")
-def trained():
-    return trained_encoder()
 
 
 def test_smooth_movement_follows_the_formula(encoder):

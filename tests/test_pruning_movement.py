@@ -6,23 +6,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from pruned import SIX, TASK, WHOLE, by_name, density, everything, fresh_encoder, trained_encoder
+from pruned import SIX, TASK, WHOLE, by_name, density, everything
 from torch.func import functional_call
 from torch.nn import functional
 from toys import batch_of, is_same_state, phase_of, run, state_of
 
 from smallbert.methods import METHODS
 from smallbert.training.masks import Stacks, maskable
-
-
-@pytest.fixture(scope="module")
-def encoder():
-    return fresh_encoder()
-
-
-@pytest.fixture(scope="module")
-def trained():
-    return trained_encoder()
 
 
 @pytest.mark.parametrize("scope", ["local", "global"])

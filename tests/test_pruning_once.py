@@ -5,18 +5,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from pruned import SIX, TASK, density, fresh_encoder
+from pruned import SIX, TASK, density
 from toys import is_same_state, run
 
 from smallbert.methods import METHODS
 from smallbert.recipe import Recipe
 from smallbert.training import loop
 from smallbert.training.masks import maskable
-
-
-@pytest.fixture(scope="module")
-def encoder():
-    return fresh_encoder()
 
 
 def test_the_lottery_rewinds_to_the_very_same_weights(encoder):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from pruned import SIX, TASK, WHOLE, density, everything, fresh_encoder
+from pruned import SIX, TASK, WHOLE, density, everything
 from toys import phase_of, run
 
 from smallbert.methods import METHODS
@@ -12,11 +12,6 @@ from smallbert.methods.l0 import BETA, HIGH, LOW, SHIFT, _Gated
 from smallbert.methods.rpp import shrink
 from smallbert.training.loop import take_step
 from smallbert.training.masks import maskable
-
-
-@pytest.fixture(scope="module")
-def encoder():
-    return fresh_encoder()
 
 
 def test_hard_concrete_constants():
