@@ -83,10 +83,7 @@ def main() -> None:
     for (name, seed), card in sorted(cards.items()):
         begun = " (0.1.0)" if card["versions"]["smallbert"] == "0.1.0" else ""
         print(f"{name}, seed {seed}: {accuracy(card):.1f}, {silence(watch(card))}{early(watch(card))}{begun}")
-    trainings = {
-        json.dumps(watch(card)): any("checkpoint" in note for note in card["trained"]["notes"])
-        for card in cards.values()
-    }
+    resumed = {json.dumps(watch(card)): "checkpoint" in str(card["trained"]["notes"]) for card in cards.values()}
     print(f"{sum(resumed.values())} of {len(resumed)} trainings went on from a checkpoint")
     if {"mixture", "mixture, cut"} <= {name for name, _ in cards}:
         tell_of_cuts(cards)
