@@ -17,11 +17,6 @@ BY_GRADIENTS = [*LEARNED, "second_order(0.2, gradients=6, block=10, examples=4{}
 EVERYTHING = "layers+pooler+embeddings"
 
 
-@pytest.fixture
-def encoder():
-    return fresh_encoder()
-
-
 def wanted(encoder, names, keep):
     return {name: round(keep * encoder.get_parameter(name).numel()) for name in names}
 

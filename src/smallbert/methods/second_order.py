@@ -73,7 +73,11 @@ class SecondOrder(Gradual):
         free = max(0, free_memory(phase.device) - 12 * sum(one.numel() for one in phase.encoder.parameters()))
         if (need := self._memory(sizes, self.block)) > free:
             fits = next((block for block in range(self.block - 1, 0, -1) if self._memory(sizes, block) <= free), 0)
-            smaller = f"give it smaller blocks, such as block={fits}" if fits else "smaller blocks would not do either"
+            smaller = (
+                f"give it smaller blocks, such as block={fits}"
+                if fits
+                else "smaller blocks would not do either: use magnitude"
+            )
             raise UserError(
                 f"second_order: with block={self.block} the inverse Fisher takes {need / 2**30:,.2f} GB of memory, and "
                 f"{free / 2**30:,.2f} GB are free beside training on {phase.device.type}; {smaller}"

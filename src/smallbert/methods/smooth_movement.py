@@ -50,7 +50,8 @@ class SmoothMovement(Gradual):
         stacks = stack_up(phase.encoder, names)
         if phase.planned_steps < self.window:
             raise UserError(
-                f"smooth_movement: the phase has {phase.planned_steps} steps, fewer than one window of {self.window}"
+                f"smooth_movement: the phase has {phase.planned_steps} steps, fewer than one window of "
+                f"{self.window}; give it a smaller window, or train longer"
             )
         starts = {"window": 0.0, "importance": 0.0, "uncertainty": 0.0, "mask": 1.0}
         carry_stacks(phase, self.name, {key: stacks.filled(start, phase.device) for key, start in starts.items()})
