@@ -21,7 +21,7 @@ from smallbert.measuring.evaluate import evaluate
 from smallbert.measuring.pruned import note_zeros
 from smallbert.measuring.shelf import load_card
 from smallbert.model.anatomy import FAMILIES
-from smallbert.model.encoder import HEAD, Encoder, fingerprint
+from smallbert.model.encoder import HEAD, PLAIN, Encoder, fingerprint
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.heads import same_labels
 from smallbert.processes import processes
@@ -218,7 +218,9 @@ def make_eval_card(
 def match_labels(encoder: Encoder, task: Task) -> Encoder:
     """The encoder with its head's classes in the order of the task's; refuses a head made for something else."""
     if not has_head_for(encoder, task):
-        has = f"its head is for {encoder.head.kind}" if HEAD in encoder.heads else "it has no task head"
+        has = "it has no task head"
+        if HEAD in encoder.heads:
+            has = f"its head is for {' '.join([encoder.head.kind, ', '.join(encoder.head.labels[:6])]).strip()}"
         raise UserError(
             f"this model cannot be scored on {task.name} ({task.kind}): {has}; fine-tune it on the task first"
         )
@@ -232,6 +234,13 @@ def match_labels(encoder: Encoder, task: Task) -> Encoder:
         out.bias.copy_(out.bias[order])
     sorted_head.head.labels = list(task.labels)
     return sorted_head
+
+
+def with_plain_head(encoder: Encoder) -> Encoder:
+    """The encoder with the plain head, beside which its pooler learned, in the pooler's place."""
+    plain = encoder.copy()
+    plain.heads[HEAD] = plain.heads[PLAIN]
+    return plain
 
 
 def check_device(device: str | None) -> str | None:
@@ -273,6 +282,8 @@ def _finish(
     notes = [*outcome.notes, *found.pop("notes")]
     trained = {"steps": outcome.steps, "epochs": outcome.epochs, "packed": outcome.packed, "notes": notes}
     more = {"mixture": outcome.encoder.reading, "traces": outcome.traces}
+    if sound and PLAIN in outcome.encoder.heads:
+        more["plain_head"] = evaluate(with_plain_head(outcome.encoder), task, facts["split"], None, say)["scores"]
     trained |= {name: value for name, value in more.items() if value}
     status = {"status": "diverged", "why": outcome.diverged} if outcome.diverged else {"status": "ok"}
     card = make_card(**facts, **found, **status, trained=trained, seconds=outcome.seconds)

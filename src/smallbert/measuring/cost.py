@@ -18,9 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from smallbert.data import usable_length
 from smallbert.errors import UserError
-from smallbert.model.anatomy import FAMILIES, anatomy, linears
+from smallbert.model.anatomy import FAMILIES, anatomy, layers, linears
 from smallbert.model.batch import Batch
-from smallbert.model.encoder import Encoder
+from smallbert.model.encoder import HEAD, Encoder
 from smallbert.model.folders import probe_batch, read_tensors
 from smallbert.model.zeros import sparse_linears
 
@@ -79,7 +79,11 @@ def measure(
 
 
 def count_parameters(encoder: Encoder) -> dict[str, int]:
-    """How many numbers it holds, shared ones once; "encoder" are the matrices of the layers, those that are pruned."""
+    """How many numbers it holds, shared ones once; "encoder" are the matrices of the layers, those that are pruned.
+
+    "head" is the head that predicts, "running" all that one prediction runs: not a second head, nor layers above the
+    last one that a pooler reads.
+    """
     every = weights_of(encoder)
     table = f"backbone.{anatomy(encoder.backbone).words.split('.')[0]}."
     outside = [tensor for name, tensor in every.items() if not name.startswith(table)]
@@ -91,7 +95,17 @@ def count_parameters(encoder: Encoder) -> dict[str, int]:
         "non_zero": _count_non_zero(every.values()),
         "encoder": _count(matrices),
         "encoder_non_zero": _count_non_zero(matrices),
+        "head": _count(weights_of(encoder.head).values()) if HEAD in encoder.heads else 0,
+        "running": _count(every.values()) - _count(weights_of(_idle(encoder)).values()),
     }
+
+
+def _idle(encoder: Encoder) -> nn.ModuleList:
+    """The parts that no prediction runs."""
+    others = [head for name, head in encoder.heads.items() if name != HEAD]
+    reads = getattr(encoder.head, "reads", None) if HEAD in encoder.heads else None
+    run = set(encoder.order if reads is None else encoder.order[: reads[-1]])
+    return nn.ModuleList(others + [layer for number, layer in enumerate(layers(encoder.backbone)) if number not in run])
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:

@@ -195,6 +195,12 @@ def with_choice(task: Task, share: float = 0.1, most: int = 1000) -> Task:
     return replace(changed, chance=_chance(Row(task.kind, task.metrics, ""), splits[CHOOSE]))
 
 
+def without_dev(task: Task, share: float = 0.1, most: int = 1000) -> Task:
+    """The same, with what is held out in place of dev, and nothing else: dev cannot be looked at by mistake."""
+    chosen = with_choice(task, share, most)
+    return replace(chosen, splits={"train": chosen.split("train"), "dev": chosen.split(CHOOSE)})
+
+
 def cut_at(task: Task, length: int) -> Task:
     """The task with its texts cut at another number of tokens than is usual for it; it says so."""
     return task if length == task.length else _told_apart(task, f"texts cut at {length} tokens", length=length)
