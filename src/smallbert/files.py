@@ -106,9 +106,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InUse(
-                f"{folder} is in use by another run of smallbert; wait for it, or give another --out"
-            ) from None
+            raise InUse(f"{folder} is in use by another run of smallbert; wait for it, or give another --out") from None
         except OSError:
             pass  # a file system without locks
         try:
