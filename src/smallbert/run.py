@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from smallbert.answering import is_made_for
 from smallbert.data import Stream, tokenise, tokenizer_key, usable_length
 from smallbert.errors import UserError
 from smallbert.measuring.collapse import find_collapse
 from smallbert.methods import METHODS, Method
-from smallbert.model.encoder import HEAD, Encoder, fingerprint
+from smallbert.model.encoder import Encoder, fingerprint
 from smallbert.model.folders import load_folder, save_folder
-from smallbert.model.heads import same_labels
 from smallbert.model.zeros import sparse_linears
 from smallbert.processes import processes
 from smallbert.recipe import Recipe
@@ -127,20 +127,6 @@ def run_recipe(
 def same_work(key: str, task: Task | None, seed: int, length: int) -> str:
     """What two runs have in common if equal beginnings of their recipes give equal weights."""
     return f"{key} {task and task.fingerprint} seed {seed} length {length}"
-
-
-def has_head_for(encoder: Encoder, task: Task) -> bool:
-    """Whether the encoder's answers have the shape that this task wants."""
-    if HEAD not in encoder.heads:
-        return False
-    head = encoder.head
-    outputs = {"regress": 1, "answer": 2}.get(task.kind, len(task.labels))
-    return head.kind == task.kind and head.out.out_features == outputs
-
-
-def is_made_for(encoder: Encoder, task: Task) -> bool:
-    """Whether the encoder's head has the very classes of this task, so that it can learn on, or teach, as it is."""
-    return has_head_for(encoder, task) and same_labels(encoder.head.labels, task.labels)
 
 
 def _phases(recipe: Recipe, encoder: Encoder, task: Task | None) -> list[tuple[Method, ...]]:

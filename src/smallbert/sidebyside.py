@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from smallbert.answering import match_labels
 from smallbert.data import tokenizer_key
 from smallbert.errors import UserError
-from smallbert.make import Start, at_length, check_device, match_labels, quiet
+from smallbert.make import Start, at_length, check_device, quiet
 from smallbert.measuring.errors import compare_answers, positive_class
 from smallbert.measuring.groups import short_recipes
 from smallbert.measuring.judged import Answers, read_answers

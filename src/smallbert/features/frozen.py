@@ -64,11 +64,12 @@ class Frozen:
 
 
 @contextmanager
-def keep_states(phase: Phase, place: Path | None, say: Say) -> Iterator[Frozen | None]:
+def keep_states(phase: Phase, place: Path | None, say: Say, shared: bool = False) -> Iterator[Frozen | None]:
     """Hidden states for a phase that does not change them: out of the folder that the user named, or made in `place`.
 
-    None where the backbone must run at every step, and where it is not frozen at all. Without a place they are kept in
-    a folder that is gone when the phase ends.
+    None where the backbone must run at every step, where it is not frozen at all, and where each text is read once, so
+    that storing saves nothing; unless they are `shared`, read by other phases too. Without a place they are kept in a
+    folder that is gone when the phase ends.
     """
     asked = phase.settings.store
     if phase.settings.freeze != "backbone" or asked == "none":
@@ -76,7 +77,7 @@ def keep_states(phase: Phase, place: Path | None, say: Say) -> Iterator[Frozen |
         return
     given = None if asked == "auto" else Path(asked).expanduser()
     why = why_not(phase)
-    if why is None and given is None and phase.settings.epochs <= 1:
+    if why is None and given is None and not shared and phase.settings.epochs <= 1:
         why = "each text is read once"
     if why is not None:
         if given is not None:

@@ -69,7 +69,8 @@ def train(
     phase.total = phase.planned_steps
     phase.say = say
     frozen = frozen_parts(phase.encoder, settings.freeze, phase.frozen)
-    kept = keep_states(phase, states or (None if work is None else work.with_suffix(".states")), say)
+    place = states or (None if work is None else work.with_suffix(".states"))
+    kept = keep_states(phase, place, say, shared=states is not None)
     with kept as plan.states, frozen, other_dropout(phase.encoder, settings.dropout):
         phase.optimiser = make_optimiser(phase)
         if work is not None and load_checkpoint(phase, work, key):

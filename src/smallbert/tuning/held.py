@@ -33,8 +33,7 @@ TOKENS = 2**13  # of stored states that are read at once
 def search_task(task: Task) -> Task:
     """The task as trials see it: no dev, no test, a part of train to choose by, and only the metric that is chosen by.
 
-    Train is shuffled by seed 0 and a tenth of it (at most 5,000 rows) held out, classes in their shares; the same rows
-    whatever else is asked for.
+    Chosen by are a tenth of train's whole rows (at most 5,000), always the same ones; see `tasks/families.py`.
     """
     return replace(without_dev(task, SHARE, MOST), metrics=task.metrics[:1])
 
@@ -82,11 +81,11 @@ class Held:
         if key not in self._stored:
             phase = self._phase(encoder)
             phase.stream = self.stream
-            self._stored[key] = self._open.enter_context(keep_states(phase, self.states, say))
+            self._stored[key] = self._open.enter_context(keep_states(phase, self.states, say, shared=True))
         return self._stored[key]
 
     def _phase(self, encoder: Encoder) -> Phase:
-        return Phase(encoder, (METHODS["train"](freeze="backbone", epochs=2, half=False),), self.task, 0, {})
+        return Phase(encoder, (METHODS["train"](freeze="backbone", half=False),), self.task, 0, {})
 
     @torch.no_grad()
     def _read(self, encoder: Encoder, stored: Frozen) -> list[np.ndarray]:
