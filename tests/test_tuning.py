@@ -283,6 +283,21 @@ def test_what_trials_have_in_common_is_done_once(tmp_path, monkeypatch):
     assert [one.score for one in search.search(plain, bench)] == pytest.approx([one.score for one in records], abs=1e-9)
 
 
+def test_the_final_runs_share_the_states_of_a_frozen_backbone(tmp_path, monkeypatch):
+    from smallbert.features import building
+
+    tuning, bench = tuning_of(
+        tmp_path, monkeypatch, "head + train(freeze='backbone', epochs={0.5, 1}, lr=log(1e-3, 1e-1))", trials=2
+    )
+    records, shards = search.search(tuning, bench), []
+    real = building.compute_shard
+    monkeypatch.setattr(building, "compute_shard", lambda *given: (shards.append(given), real(*given))[1])
+    _, results = search.run_finals(tuning, bench, records[1])
+    assert len(results) == 4 and {one.status for one in results} <= {"ok", "diverged"}, "two arms, two seeds"
+    assert len(shards) == 1, "of all of train, once"
+    assert not (tuning.study.out / "states").exists()
+
+
 # Storage.
 
 

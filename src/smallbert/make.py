@@ -127,12 +127,13 @@ def make_one(
     keep_model: bool = True,
     raising: Callable[[Exception], bool] = lambda error: False,
     streams: dict[str, Stream] | None = None,
+    states: Path | None = None,
 ) -> Card:
     """Make and measure one model, or give its card if it was made before.
 
     The card lands in out/cards, the model in out/models (or nowhere); `alone`, both in `out` itself. A run that fails
     raises, or with `keep_going` becomes a card that says why, unless the error is one for `raising`; `again`
-    tries failed ones once more. Without `seconds` to spend nothing is timed.
+    tries failed ones once more. Without `seconds` to spend nothing is timed. Runs may share `states`, as in run_recipe.
     """
     recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
     if seed < 0:
@@ -147,7 +148,7 @@ def make_one(
     _check_writable(out, place)
     settings: dict[str, Any] = {"device": check_device(device), "work": place.work, "common": common}
     # A tiny random model learns nothing.
-    settings |= {"key": start.fingerprint, "judge": kind == RESULT, "streams": streams}
+    settings |= {"key": start.fingerprint, "judge": kind == RESULT, "streams": streams, "states": states}
     try:
         outcome = run_recipe(recipe, start.encoder, task, seed, say=say, **settings)
         if processes().is_main_process:

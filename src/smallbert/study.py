@@ -80,6 +80,7 @@ class Study:
     examples: int | None = None
     data: str | None = None
     columns: dict[str, str | None] = field(default_factory=dict)
+    states: Path | None = None  # where runs keep hidden states of frozen backbones for each other
 
 
 @dataclass
@@ -273,7 +274,7 @@ def make_piece(
         why = f"its process ended twice, the second time alone ({why})"
         return give_up(arm.recipe, start, task, piece.seed, study.out, why, **facts)
     facts |= {"device": study.device, "keep_model": study.keep_models, "again": study.again, "seconds": None}
-    facts |= {"streams": bench.streams.setdefault(piece.task, {}), "keep_going": True}
+    facts |= {"streams": bench.streams.setdefault(piece.task, {}), "states": study.states, "keep_going": True}
     facts["common"] = _common(study, bench, piece)
     if not alone:
         facts["raising"] = is_trouble_of_the_process

@@ -124,5 +124,5 @@ def info(folder: Folder, json: Json = False) -> None:
 
 def _facts(store: Any) -> dict[str, Any]:
     hidden = ("format", "shards", "lengths")
-    facts = {name: value for name, value in store.about.items() if name not in hidden}
+    facts = {name: value for name, value in store.about.items() if name not in hidden and value != []}
     return {**facts, "bytes_a_text": round(store.bytes / len(store)), "shards": len(store.about["shards"])}

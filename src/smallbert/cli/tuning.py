@@ -155,8 +155,9 @@ def _about(tuning: Tuning, bench: Bench) -> dict[str, Any]:
     seeds = ", ".join(map(str, study.seeds))
     pruned = f"scored after {', '.join(map(str, LOOKS))} % of its last training phase and stopped below the median"
     protocol = [
-        f"{SHARE:.0%} of train, at most {MOST:,} rows ({count['held out']:,} here), is held out by a shuffle with seed "
-        f"0, whatever the seed of training; trials train on the other {count['train']:,} and are chosen by these",
+        f"{SHARE:.0%} of train's whole rows, at most {MOST:,} ({count['held out']:,} here), are held out with every "
+        f"row that shares text with them, whatever the seed; trials train on the other {count['train']:,} and are "
+        "chosen by these",
         f"every trial trains with seed {SEED}; no seed is searched",
         f"{study.split} is not loaded into any trial; winner and default are trained on all of train with the seeds "
         f"{seeds} and scored on it once each",

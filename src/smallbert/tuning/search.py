@@ -244,7 +244,7 @@ def run_finals(
     arms = [Arm(DEFAULT, read_space(tuning.space).default())]
     if (tuned := Recipe(best.recipe)) != arms[0].recipe:
         arms.append(Arm(TUNED, tuned))
-    final = replace(tuning.study, arms=tuple(arms), named=True)
+    final = replace(tuning.study, arms=tuple(arms), named=True, states=tuning.study.out / STATES)
     while True:
         try:
             results = studies.run_study(final, bench, jobs, say, line)
