@@ -56,6 +56,11 @@ CHAINS = [
     f"connect_layers(dilation=2, period=2) | mix_layers | magnitude(0.5) + {SHORT} | drop_layers(2)",
     "head(pool='mean') | mix_layers(init='plain') | finetune(epochs=1, batch=8) | quantize",
     f"mix_layers | prune(0.3) | sparse(run='sparse') | drop_layers(2) | {SHORT} | quantize",
+    "finetune(epochs=1, batch=8) | pool_layers + train(epochs=1, batch=8, freeze='backbone') | drop_layers(2)",
+    f"pool_layers('attention', layers=[0, 2]) + {SHORT} | cut_to_mixture | drop_layers(1)",
+    f"pool_layers(detach=True, tokens='mean') + {SHORT} | drop_layers(2) | {SHORT} | quantize",
+    f"pool_layers('mix', beside=True, norm='feature') + magnitude(0.5) + {SHORT} | cut_to_mixture(0.6)",
+    f"pool_layers(masked=False) | {SHORT} | pool_layers('attention', masked=False, detach=True) + {SHORT}",
 ]
 
 

@@ -84,6 +84,10 @@ def move_folder(made: Path, path: Path) -> None:
     _sync(path.parent)
 
 
+class InUse(UserError):
+    """Another run of smallbert writes into the same folder."""
+
+
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Hold a folder, so that the same command started twice does not write there twice; a kill lets go of it."""
@@ -102,9 +106,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(
-                f"{folder} is in use by another run of smallbert; wait for it, or give another --out"
-            ) from None
+            raise InUse(f"{folder} is in use by another run of smallbert; wait for it, or give another --out") from None
         except OSError:
             pass  # a file system without locks
         try:

@@ -45,6 +45,7 @@ def catalog() -> dict[str, list[dict[str, Any]]]:
 def inspect_folder(folder: Path | str) -> dict[str, Any]:
     """What a model folder holds, and what each preset would make of it."""
     from smallbert.measuring import cost
+    from smallbert.measuring.disk import measure_bytes
     from smallbert.model.folders import load_folder
 
     folder = Path(folder)
@@ -59,7 +60,7 @@ def inspect_folder(folder: Path | str) -> dict[str, Any]:
         "heads": getattr(config, "num_attention_heads", None),
         "vocabulary": config.vocab_size,
         "parameters": {**cost.count_parameters(encoder), **_by_part(encoder)},
-        "bytes": cost.measure_bytes(folder),
+        "bytes": measure_bytes(folder),
         "head": {"kind": head.kind, "labels": list(head.labels), "pool": head.pool} if head else None,
         "mixture": encoder.mixture is not None,
         "layout": json.loads(own.read_text(encoding="utf-8"))["layout"] if own.is_file() else "huggingface",

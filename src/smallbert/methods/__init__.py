@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from smallbert.recipe import Phase, Recipe
 
 METHODS: Registry[type[Method]] = Registry("method", package=__name__)
-RESERVED = ("identity", "maybe")  # words of the recipe language
+RANGES = ("linear", "log")  # words for all values between two, which only tuning can search
+RESERVED = ("identity", "maybe", *RANGES)  # words of the recipe language
 JSON = bool | int | float | str | list | dict | None
 
 
@@ -139,7 +140,7 @@ class Method(Combines):
         hint = get_type_hints(type(self))[name]
         try:
             accepted = _accept(value, hint)
-            if name == "lr" and accepted <= 0:
+            if name == "lr" and accepted is not None and accepted <= 0:
                 raise UserError(f"{self.name}: lr, a learning rate, must be more than 0, not {accepted}")
             return accepted
         except TypeError:

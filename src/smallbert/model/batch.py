@@ -29,6 +29,7 @@ class Batch:
     present: Tensor | None = None  # (size,) 1.0 for a real sequence, 0.0 for one that only fills the shape
     labels: Tensor | None = None
     count: Tensor | None = None  # how many losses the whole batch gives, over all processes
+    hidden: Tensor | None = None  # (states, *input_ids.shape, width) where a frozen backbone has read it before
 
     @property
     def packed(self) -> bool:
@@ -60,14 +61,15 @@ class Batch:
         return values.index_select(0, self.sequence.clamp(max=self.size - 1)).unsqueeze(0)
 
     def rows(self, values: Tensor, empty: float) -> Tensor:
-        """Token values laid out one sequence a row, `empty` where a row has no token: (sequences, longest)."""
+        """Token values laid out one sequence a row, `empty` where a row has no token: (sequences, longest, …)."""
         if self.sequence is None:
             if self.attention_mask is None:
                 return values
-            return values.masked_fill(self.attention_mask == 0, empty)
-        grid = values.new_full(((self.size + 1) * self.longest,), empty)
+            padding = (self.attention_mask == 0).view(*values.shape[:2], *(1,) * (values.dim() - 2))
+            return values.masked_fill(padding, empty)
+        grid = values.new_full(((self.size + 1) * self.longest, *values.shape[2:]), empty)
         cell = self.sequence * self.longest + self.position_ids[0]
-        return grid.index_put((cell,), values[0]).view(self.size + 1, self.longest)[: self.size]
+        return grid.index_put((cell,), values[0]).unflatten(0, (self.size + 1, self.longest))[: self.size]
 
     def tokens(self) -> Tensor:
         """Which places hold a real token, as a mask of the shape of `input_ids`."""

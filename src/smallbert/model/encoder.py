@@ -21,12 +21,14 @@ from smallbert.model.anatomy import anatomy, layers
 from smallbert.model.batch import Batch
 from smallbert.model.heads import Head
 from smallbert.model.mixing import Connections, Gates, Mixture
+from smallbert.model.pooling import MixturePooler, Pooler, pad_to
 from smallbert.model.walk import Route, States, collect, walk
 
 if TYPE_CHECKING:
     from smallbert.methods import Method
 
 HEAD = "task"
+PLAIN = "plain"  # a second head, that the encoder learned by while a pooler learned beside it
 
 
 class Encoder(nn.Module):
@@ -80,22 +82,33 @@ class Encoder(nn.Module):
     @property
     def reading(self) -> list[float] | None:
         """The share of each hidden state in what a head reads; None where there is no mixture, or one that varies."""
-        return self.mixture.profile(len(self.order) + 1) if isinstance(self.mixture, Mixture) else None
+        head = self.head if HEAD in self.heads else None
+        reader = head.mixture if isinstance(head, MixturePooler) else self.mixture
+        return reader.profile(len(self.order) + 1) if isinstance(reader, Mixture) else None
 
     @property
-    def head(self) -> Head:
+    def head(self) -> Head | Pooler:
         """The head of the task at hand."""
         if HEAD not in self.heads:
             raise UserError("this encoder has no task head yet; fine-tune it on a task first")
         return self.heads[HEAD]  # type: ignore[return-value]
 
     def states(self, batch: Batch, taps: tuple[str, ...] = (), route: Route | None = None) -> States:
-        """Run the backbone and keep every hidden state."""
+        """Run the backbone and keep every hidden state; a batch that brings its hidden states needs no run."""
+        if batch.hidden is not None:
+            if taps or route is not None:
+                raise ValueError("stored hidden states cannot be tapped or routed")
+            return States(self._stored(batch.hidden))
         return collect(self.backbone, self.order, batch, route, taps, self.connections)
 
     def output(self, states: States, batch: Batch) -> Tensor:
         """Features of every token: the mixture if there is one, else the last layer's output."""
         return states.last if self.mixture is None else self.mixture(states.hidden, batch)
+
+    def as_read(self, batch: Batch) -> Batch:
+        """The batch as its heads want to see it: one that reads padding wants the same of it for every text."""
+        length = max((head.padded_to for head in self.heads.values() if isinstance(head, Pooler)), default=0)
+        return pad_to(batch, length, self.backbone.config.pad_token_id or 0) if length else batch
 
     def read(self, states: States, batch: Batch, head: str = HEAD) -> Tensor:
         """The scores that a head gives to what a walk saw."""
@@ -103,13 +116,22 @@ class Encoder(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Scores of the task head, or hidden features where there is no head; no hidden state is kept for long."""
-        states = walk(self.backbone, self.order, batch, None, self.connections)
+        batch = self.as_read(batch)
+        walked = walk(self.backbone, self.order, batch, None, self.connections)  # runs nothing until it is asked
+        states: Iterable[Tensor] = walked if batch.hidden is None else self._stored(batch.hidden)
         if HEAD in self.heads:
             return self._score(states, batch, self.head)
         return _last(states) if self.mixture is None else self.mixture(states, batch)
 
-    def _score(self, states: Iterable[Tensor], batch: Batch, head: Head) -> Tensor:
+    def _stored(self, hidden: Tensor) -> list[Tensor]:
+        """Hidden states that were kept, in the precision in which the head computes."""
+        dtypes = [one.dtype for one in (self.heads if self.heads else self).parameters()]
+        return list(hidden.to(min(dtypes, key=lambda dtype: dtype.itemsize)))
+
+    def _score(self, states: Iterable[Tensor], batch: Batch, head: Head | Pooler) -> Tensor:
         """Each token is mixed on its own, so that a head which reads first tokens needs no others mixed."""
+        if isinstance(head, Pooler):
+            return head(states, batch)
         if self.mixture is None:
             return head(_last(states), batch)
         return head.score(self.mixture(states, batch, lambda state: head.pick(state, batch)), batch)

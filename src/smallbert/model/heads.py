@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from transformers.activations import ACT2FN
 
 from smallbert.model.anatomy import FAMILIES
 from smallbert.model.batch import Batch
+
+if TYPE_CHECKING:
+    from smallbert.model.pooling import Pooler
 
 KINDS = ("classify", "regress", "tag", "answer")
 POOLS = {"first": Batch.first, "mean": Batch.mean}
@@ -76,7 +79,7 @@ def initialise(head: Head, std: float, generator: torch.Generator) -> None:
             nn.init.zeros_(head.norm.bias)
 
 
-def losses(head: Head, scores: Tensor, batch: Batch) -> Tensor:
+def losses(head: Head | Pooler, scores: Tensor, batch: Batch) -> Tensor:
     """The loss of each unit on its own (a sequence, or a token when tagging); units without a label give 0."""
     labels, scores = batch.labels, scores.float()
     if labels is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from smallbert.model.anatomy import anatomy, layers, replace_module
+from smallbert.model.pooling import Pooler
 
 if TYPE_CHECKING:
     from smallbert.model.encoder import Encoder
@@ -26,6 +27,7 @@ def keep_layers(encoder: Encoder, kept: list[int]) -> None:
     if kinds is not None:
         config.layer_types = [kinds[place] for place in kept]
     setattr(config, row.count, len(kept))
-    for reader in (encoder.mixture, encoder.connections):
+    poolers = [head for head in encoder.heads.values() if isinstance(head, Pooler)]
+    for reader in (encoder.mixture, encoder.connections, *poolers):
         if reader is not None:
             reader.keep(kept)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from smallbert.data import STUDENT, Stream, tokenizer_key
 from smallbert.errors import UserError
 from smallbert.model.batch import Batch
-from smallbert.model.encoder import Encoder
+from smallbert.model.encoder import HEAD, Encoder
 from smallbert.model.heads import losses
 from smallbert.model.walk import Route, States
 from smallbert.training.precision import round_weights
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from smallbert.tasks import Task
 
 Weights = dict[str, Tensor]
+BACKBONE = "backbone."  # how the names of its weights begin
 HELD_STAGE = 90  # what earlier phases settled is applied last, over whatever this phase does to a weight
 
 
@@ -55,6 +56,8 @@ class Phase:
         self.dials: dict[str, Tensor] = {}
         self.frozen: list[nn.Parameter] = []  # what a method wants left as it is while the phase trains
         self.rates: list[tuple[list[nn.Parameter], float]] = []  # parameters with a learning rate of their own
+        self.clipped_apart: set[nn.Parameter] = set()  # what a method clips by itself
+        self.reads = HEAD  # the head that the task's loss, and whatever reads scores, is about
         self.taps: set[str] = set()
         self._route: Route | None = None
         self.step, self.total = 0, 0
@@ -194,10 +197,10 @@ class Phase:
 
     def look_at(self, batches: dict[str, Batch]) -> Step:
         """Run the encoder over a batch, with the weights as this phase wants them seen."""
-        batch = batches[STUDENT]
-        with self._as_seen(), torch.autocast(self.device.type, enabled=False):
+        batch = self.encoder.as_read(batches[STUDENT])
+        with self.as_seen(runs=batch.hidden is None), torch.autocast(self.device.type, enabled=False):
             states = self.encoder.states(batch, tuple(sorted(self.taps)), self.route)
-            return Step(self, batches, states, self.encoder.read(states, batch))
+            return Step(self, {**batches, STUDENT: batch}, states, self.encoder.read(states, batch, self.reads))
 
     def loss(self, batches: dict[str, Batch]) -> Tensor:
         """The whole loss of a batch: the task's own and the methods' terms, each with its weight."""
@@ -234,9 +237,14 @@ class Phase:
                 self._terms.setdefault(term, []).append(name)
 
     @contextmanager
-    def _as_seen(self) -> Iterator[None]:
-        """Put the transformed weights where the stored ones are; a tied one into all its places."""
-        stored, made = dict(self.encoder.named_parameters()), self.weights()
+    def as_seen(self, runs: bool = True) -> Iterator[None]:
+        """Put the transformed weights where the stored ones are; a tied one into all its places.
+
+        A backbone that does not run, since its hidden states are known, is left as it is.
+        """
+        named = self.encoder.named_parameters()
+        stored = {name: one for name, one in named if runs or not name.startswith(BACKBONE)}
+        made = {name: one for name, one in self.weights().items() if name in stored}
         if self.half:
             # What learns at a rate of its own (a mixture's few scalars) is worth its full precision.
             own = {
