@@ -353,7 +353,7 @@ def test_a_route_may_skip_a_tapped_layer(tiny, kin):
     cut = encoder.states(batch, taps=("k",), route=lambda place, hidden, layer: hidden if place == 1 else layer(hidden))
     assert len(whole.taps["k"]) == 4 and len(cut.taps["k"]) == 3
     assert torch.equal(whole.taps["k"][0], cut.taps["k"][0])
-    assert all(tap.shape == whole.last.shape for tap in cut.taps["k"])
+    assert all(tap.shape == whole.last.shape for tap in cut.taps["k"].values())
 
 
 class _Transforms(Method):

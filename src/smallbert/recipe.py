@@ -266,7 +266,7 @@ def _value(node: ast.AST | None, text: str) -> Any:
                 return -value
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return [_value(item, text) for item in items]
-        case ast.Dict(keys=keys, values=items) if all(isinstance(_constant(key), str) for key in keys):
+        case ast.Dict(keys=keys, values=items) if all(type(_constant(key)) in (str, int) for key in keys):
             return {_constant(key): _value(item, text) for key, item in zip(keys, items, strict=True)}
         case ast.Name(id=name) if not any(name in names for names in (METHODS, PRESETS, RESERVED)):
             raise _unknown(name, node, text, f" If it is text, write it in quotes: {name!r}.")
@@ -278,6 +278,13 @@ def _value(node: ast.AST | None, text: str) -> Any:
 
 
 def _constant(node: ast.AST | None) -> Any:
+    """A plain name or number, one below zero included."""
+    if (
+        isinstance(node, ast.UnaryOp)
+        and isinstance(node.op, ast.USub)
+        and type(number := _constant(node.operand)) is int
+    ):
+        return -number
     return node.value if isinstance(node, ast.Constant) else None
 
 

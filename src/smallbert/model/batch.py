@@ -28,7 +28,9 @@ class Batch:
     longest: int = 0  # no sequence is longer than this
     present: Tensor | None = None  # (size,) 1.0 for a real sequence, 0.0 for one that only fills the shape
     labels: Tensor | None = None
+    words: Tensor | None = None  # the number of the word that begins at each token, -1 where none does
     count: Tensor | None = None  # how many losses the whole batch gives, over all processes
+    texts: Tensor | None = None  # how many sequences the whole batch has, over all processes
 
     @property
     def packed(self) -> bool:
@@ -60,14 +62,26 @@ class Batch:
         return values.index_select(0, self.sequence.clamp(max=self.size - 1)).unsqueeze(0)
 
     def rows(self, values: Tensor, empty: float) -> Tensor:
-        """Token values laid out one sequence a row, `empty` where a row has no token: (sequences, longest)."""
+        """Token values laid out one sequence a row, `empty` where a row has no token: (sequences, longest, …)."""
+        inner = values.shape[2:]
         if self.sequence is None:
             if self.attention_mask is None:
                 return values
-            return values.masked_fill(self.attention_mask == 0, empty)
-        grid = values.new_full(((self.size + 1) * self.longest,), empty)
+            return values.masked_fill((self.attention_mask == 0).view(*values.shape[:2], *(1 for _ in inner)), empty)
+        grid = values.new_full(((self.size + 1) * self.longest, *inner), empty)
         cell = self.sequence * self.longest + self.position_ids[0]
-        return grid.index_put((cell,), values[0]).view(self.size + 1, self.longest)[: self.size]
+        return grid.index_put((cell,), values[0]).view(self.size + 1, self.longest, *inner)[: self.size]
+
+    def shares(self, chosen: Tensor) -> Tensor:
+        """What share of its sequence's chosen tokens each chosen token is; those of a sequence add up to one.
+
+        padded, of three tokens each: [[1, 1, 0], [1, 0, 0]]  ->  [[0.5, 0.5, 0], [1, 0, 0]]
+        """
+        marks = chosen.float()
+        if self.sequence is None:
+            return marks / marks.sum(1, keepdim=True).clamp(min=1)
+        count = marks.new_zeros(self.size + 1).index_add(0, self.sequence, marks[0])
+        return marks / count.clamp(min=1)[self.sequence]
 
     def tokens(self) -> Tensor:
         """Which places hold a real token, as a mask of the shape of `input_ids`."""

@@ -63,6 +63,7 @@ def train(phase: Phase, say: Say, work: Path | None = None, key: str = "", pause
         if work is not None and load_checkpoint(phase, work, key):
             phase.notes.append(f"went on from a checkpoint at step {phase.step}")
         compiles = pays_to_compile(settings.compile, phase.total) and phase.device.type == "cuda"
+        compiles = compiles and not phase.taps  # a compiled layer would not let anyone listen
         watch = _Watch(phase, say, state)
         phase.begin_training()
         with asked_to_stop() as stop, compiled_layers(phase.encoder, compiles):
@@ -157,13 +158,14 @@ class _Plan:
         """The batch of a step, this process's share of it, in every view."""
         whole = self.epoch(step // self.steps_per_epoch)[step % self.steps_per_epoch]
         count = torch.tensor(float(max(1, self.stream.units(whole))))
+        texts = torch.tensor(float(len(whole)))
         mine = whole[self.rank :: self.world]
         made = {}
         for view in self.stream.views:
             batch = make_batch(self.stream, mine if len(mine) else whole[:1], self.layout, slots=self.slots, view=view)
             if not len(mine) and batch.present is not None:
                 batch.present.zero_()  # a process without an example of its own still takes part in the step
-            made[view] = batch.with_tensors({"count": count}).to(device)
+            made[view] = batch.with_tensors({"count": count, "texts": texts}).to(device)
         return made
 
 
