@@ -1,5 +1,6 @@
 """Alignment terms: against formulas in numpy, text by text, and whatever way texts are laid out."""
 
+import re
 from unittest.mock import patch
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from toys import batch_of, is_same_state, phase_of, run, small, toy_task
 
+from smallbert.distillation import ROWS as ROWS_OF_PRESETS
 from smallbert.errors import UserError
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import save_folder
@@ -20,7 +22,6 @@ WHOLE = "train(epochs=4, batch=24, lr=0.003, warmup=0.0, dropout=0.0)"
 WHATS = ("hidden", "first", "embeddings", "attention", "scores", "relations", "moments", "gram")
 ROWS = ("attention", "scores", "relations", "gram")
 LAYOUTS = {"padded": {"packed": False}, "packed": {"packed": True, "slots": 7}}
-OWN_ATTENTION = ("mpnet", "deberta-v2")  # shows no scores
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +67,6 @@ def test_no_transform_hides_that(pair, transform):
 @pytest.mark.parametrize("what", WHATS)
 def test_in_every_family(family, what):
     encoder = run("head", small(family), TASK).encoder
-    if what == "scores" and family in OWN_ATTENTION:
-        with pytest.raises(UserError, match=f"attention of {family} is its own"):
-            phase_of(align(what=what), encoder, TASK)
-        return
     layouts = [{}, {"slots": 7}, *([LAYOUTS["packed"]] if encoder.packable else [])]
     assert [float(loss_of(align(what=what), encoder, **layout).detach()) for layout in layouts] == [0.0] * len(layouts)
     other = run("head", small(family, seed=2), TASK).encoder
@@ -325,10 +322,8 @@ def test_a_teacher_looks_once_a_step_and_no_further_than_asked(pair):
         runs.append(torch.is_grad_enabled())
         return forward(self, *rest, **named)
 
-    phase = phase_of(
-        align(folder, layers={1: 2}) + f" + align('relations', layers={{2: 1}}, teacher={folder!r})", student, TASK
-    )
-    phase.total = 0
+    relations = f"align('relations', layers={{2: 1}}, teacher={folder!r})"
+    phase = phase_of(f"{align(folder, layers={1: 2})} + {relations}", student, TASK)
     with patch.object(layers, "forward", count):
         phase.loss({"student": batch_of(student, TASK)})
     assert runs == [True, True, False, False]  # two layers of the student, two of the teacher's four
@@ -336,7 +331,10 @@ def test_a_teacher_looks_once_a_step_and_no_further_than_asked(pair):
 
 def test_training_brings_the_student_closer(pair):
     student, (_, folder) = pair[0], pair[1]["wide"]
-    terms = f"align('relations', metric='kl', heads=2, teacher={folder!r}, task=0.0) + align('hidden', transform='linear', teacher={folder!r})"
+    terms = (
+        f"align('relations', metric='kl', heads=2, teacher={folder!r}, task=0.0) "
+        f"+ align('hidden', transform='linear', teacher={folder!r})"
+    )
     phase = phase_of(f"{terms} + train(epochs=30, batch=24, lr=0.003, dropout=0.0)", student, TASK)
     batch = batch_of(student, TASK, range(12), split="train")
     before = float(phase.loss({"student": batch}).detach())
@@ -439,3 +437,21 @@ def test_a_tagging_teacher_may_cut_words_otherwise(tmp_path, layout):
         f"distill(teacher={name!r}) + train(epochs=1, batch=8, layout={layout!r})", student, task, judge=False
     )
     assert outcome.packed == packed and not is_same_state(outcome.encoder, student)
+
+
+def test_a_family_without_attention_is_refused(pair):
+    from dataclasses import replace
+
+    from smallbert.model.anatomy import FAMILIES
+
+    with patch.dict(FAMILIES, {"bert": replace(FAMILIES["bert"], q="")}), pytest.raises(UserError, match="no part 'q'"):
+        phase_of(align(what="attention"), pair[0], TASK)
+
+
+@pytest.mark.parametrize("name", [row.name for row in ROWS_OF_PRESETS])
+@pytest.mark.parametrize("kin", ["bert", "mpnet"])
+def test_presets_run_from_end_to_end(name, kin):
+    recipe = re.sub(r"epochs=\d+(\.0)?", "epochs=1.0", str(Recipe(name))).replace("batch=32", "batch=8")
+    encoder = small(kin, layers=7 if name == "pkd6" else 4)
+    outcome = run(recipe, encoder, toy_task("classify", 16), judge=False)
+    assert not outcome.diverged and len(outcome.encoder.order) < len(encoder.order)

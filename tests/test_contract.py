@@ -46,7 +46,7 @@ CHAINS = [
     "mix_layers | drop_layers(2)",
     f"mix_layers(norm='layer') | {SHORT} | drop_layers(2) | drop_layers(1, which='last')",
     f"finetune(epochs=1, batch=8) | magnitude(0.5) + distill + {SHORT} | quantize(8)",
-    f"finetune(epochs=1, batch=8) | drop_layers(2) | align('attention', metric='kl') + align('gram') + distill + {SHORT}",
+    f"finetune(epochs=1, batch=8) | drop_layers(2) | align('attention') + align('gram') + distill + {SHORT}",
     "quantize | finetune(epochs=1, batch=8)",
     f"magnitude(0.5) + {SHORT} | finetune(epochs=1, batch=8)",
     f"magnitude(0.5) + {SHORT} | drop_layers(2) | {SHORT}",

@@ -279,13 +279,12 @@ def _value(node: ast.AST | None, text: str) -> Any:
 
 def _constant(node: ast.AST | None) -> Any:
     """A plain name or number, one below zero included."""
-    if (
-        isinstance(node, ast.UnaryOp)
-        and isinstance(node.op, ast.USub)
-        and type(number := _constant(node.operand)) is int
-    ):
-        return -number
-    return node.value if isinstance(node, ast.Constant) else None
+    match node:
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as value)) if not isinstance(value, bool):
+            return -value
+        case ast.Constant(value=value):
+            return value
+    return None
 
 
 def _unknown(name: str, node: ast.AST, text: str, hint: str = "") -> RecipeError:

@@ -9,8 +9,9 @@ Padding is never counted. Layers are numbered from 1; 0 is the embedding output 
 
 what        hidden, first (the first token's), embeddings, moments (mean and variance of each token's features), gram
             (products of all tokens of a text, divided by the width), attention (probabilities), scores (before their
-            softmax), relations (MiniLM: softmax of the products of queries, of keys and of values, in `heads` parts;
-            summed over those named in `of`; heads=0 takes the teacher's number of attention heads)
+            softmax; those of MPNet and DeBERTa with each row's mean taken off), relations (MiniLM: softmax of the
+            products of queries, of keys and of values, in `heads` parts; summed over those named in `of`; heads=0
+            takes the teacher's number of attention heads)
 layers      uniform: m -> m L / M; skip: the same without the student's last; first: m -> m; last: m -> L - M + m;
             or pairs, {3: 6, -1: -1} or [[3, 6], [-1, -1]]
 tokens      all, first, masked (where the phase masks words), first_piece (where words have labels)
@@ -30,7 +31,7 @@ from torch.nn import functional
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.model.anatomy import anatomy, layers, part
+from smallbert.model.anatomy import layers, part
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.model.walk import Taps
@@ -204,11 +205,9 @@ class Align(Method):
             return [(0, 0)]
         if isinstance(self.layers, str):
             if not (found := MAPS[self.layers](mine, theirs)):
-                raise UserError(
-                    f"align: layers={self.layers!r} leaves nothing to compare where a student has one layer"
-                )
+                raise UserError(f"align: layers={self.layers!r} leaves a student of one layer nothing to compare")
             return found
-        given = [list(pair) for pair in self.layers.items()] if isinstance(self.layers, dict) else self.layers
+        given: Any = self.layers.items() if isinstance(self.layers, dict) else self.layers
         try:
             pairs = [(int(one), int(other)) for one, other in given]
         except ValueError:
@@ -227,14 +226,9 @@ class Align(Method):
             raise UserError(f"align(tokens={self.tokens!r}) needs {NEEDS[self.tokens]}, and this one does not")
 
     def _check_reach(self, model: Encoder) -> None:
-        """Refuse a family whose attention keeps to itself what is wanted."""
+        """Refuse a family without what is wanted."""
         for role in self.of if self.what == "relations" else "qk":
             part(model.backbone, layers(model.backbone)[0], role)
-        if self.what == "scores" and anatomy(model.backbone).attended:
-            raise UserError(
-                f"align: the attention of {model.family} is its own and shows probabilities only; write "
-                "what='attention' or what='relations'"
-            )
 
 
 NEEDS = {"masked": "a phase that masks words", "first_piece": "a task that labels words"}

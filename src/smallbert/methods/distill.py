@@ -1,10 +1,9 @@
 """Distillation of logits: the student learns the teacher's softened scores beside the labels.
 
-One score a text, a labelled token or an answer: metric="kl" is T^2 KL(teacher || student) of scores divided by the
-temperature T, "ce" the same without the teacher's own entropy taken off, "mse" the mean squared difference of the scores
-as they are. A task with numbers for labels has one score only, and its squared difference in any case. Several
-teachers in one phase share alpha evenly. A tagging teacher may cut words into other pieces: first pieces are compared,
-word by word.
+metric="kl" is T^2 KL(teacher || student) of scores divided by the temperature T, "ce" the same with the teacher's own
+entropy left in, "mse" the mean squared difference of the scores as they are. A regression has one score, and its
+squared difference in any case. Several teachers in one phase share alpha evenly. A tagging teacher may cut words into
+other pieces: first pieces are compared, word by word.
 """
 
 from typing import Any, ClassVar, Literal

@@ -120,7 +120,7 @@ class Encoder(nn.Module):
         return _last(states) if self.mixture is None else self.mixture(states, batch)
 
     def look(self, batch: Batch, wanted: Wanted, scores: bool = True) -> Seen:
-        """What is wanted of hidden states and parts of layers (see `tap`), and the head's scores; no more is kept or run."""
+        """What is wanted of states and parts of layers (see `tap`), and the head's scores; no more is kept or run."""
         seen = Seen()
         walked = walk(self.backbone, self.order, batch, None, self.connections)
         with closing(tap(walked, self.backbone, wanted, seen.taps)) as states:  # type: ignore[type-var]

@@ -80,8 +80,8 @@ def collect(
 def tap(states: Iterator[Tensor], backbone: Any, wanted: Wanted, seen: Taps) -> Iterator[Tensor]:
     """Hand a walk's states on and put into `seen` what is wanted of them on the way.
 
-    "hidden" is a state itself; q, k, v, out, up and down what a layer's matrix puts out; "attention" what a layer attends
-    with (an `Attending`), or its probabilities where a family's attention is its own.
+    "hidden" is a state itself; q, k, v, out, up and down what a layer's matrix puts out; "attention" what a layer
+    attends with (an `Attending`), or its probabilities where a family's attention is its own.
     """
     place = 0
     seen.update({role: {} for role in wanted})

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,18 +53,22 @@ class Side:
 
 
 def products(vectors: Tensor, batch: Batch, heads: int, scale: float) -> Side:
-    """The products of all tokens of a sequence with each other, scaled, for each of several equal parts of the vectors."""
+    """The scaled products of all tokens of a sequence with each other, in each of several equal parts."""
     rows = batch.rows(vectors, 0.0)
     parts = rows.unflatten(-1, (heads, -1)).transpose(1, 2)
     return Side(parts @ parts.transpose(-1, -2) * scale, _cells(batch))
 
 
 def attention_scores(found: Attending | Tensor, batch: Batch) -> Side:
-    """What each token's attention is the softmax of; where only probabilities are known, their logarithms."""
+    """What each token's attention is the softmax of.
+
+    Where a family shows probabilities only, it is their logarithms: the scores but for a constant of each row, which no
+    softmax sees, so that each row's mean is taken off.
+    """
     cells = _cells(batch)
     if isinstance(found, Tensor):
-        tiny = torch.finfo(torch.float32).tiny
-        return Side(found.float().clamp(min=tiny).log(), cells)
+        logs = found.float().clamp(min=torch.finfo(torch.float32).tiny).log()
+        return Side(logs - _mean(logs, cells)[..., None], cells)
     query, key = (x.float().transpose(1, 2).flatten(2) for x in (found.query, found.key))  # (rows, tokens, features)
     heads = found.query.shape[1]
     query, key = (batch.rows(x, 0.0).unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key))
@@ -128,7 +131,7 @@ ON_CHANCES = ("kl", "ce")  # these make a softmax themselves
 
 
 def distance(ours: Side, theirs: Side, metric: str, soften: bool = False) -> Tensor:
-    """How far apart two layers are at each token; `soften` compares softmaxes, whatever the metric; a mean over heads."""
+    """How far apart two layers are at each token, a mean over heads; `soften` compares softmaxes by any metric."""
     one, other = ours.values, theirs.values
     if soften and metric not in ON_CHANCES:
         one, other = _chances(one, ours.cells).exp(), _chances(other, theirs.cells).exp()

@@ -130,7 +130,7 @@ class Phase:
         return self.modules[name]
 
     def name_of(self, method: Method) -> str:
-        """What a method's loss terms and modules are called: several of one kind in a phase are numbered from the second.
+        """What a method's loss terms and modules are called; several of one kind in a phase are told apart.
 
         distill, distill 2, distill 3
         """
@@ -290,7 +290,7 @@ class Step:
         return each.float().sum() / count
 
     def mean_of_texts(self, each: Tensor, shares: Tensor) -> Tensor:
-        """The mean over all texts of each text's own mean over its tokens, each token with its share (see Batch.shares)."""
+        """The mean over all texts of each text's own mean, in which each token has its share (see Batch.shares)."""
         count = self.batch.texts
         if count is None:
             count = each.new_tensor(float(self.batch.size)) if self.batch.present is None else self.batch.present.sum()

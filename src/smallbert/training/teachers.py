@@ -1,4 +1,4 @@
-"""Teachers of a phase: frozen encoders that look at each batch once a step, whoever learns from them and however many."""
+"""Teachers of a phase: frozen encoders that look at each batch once a step, however many terms learn from them."""
 
 from __future__ import annotations
 
