@@ -52,11 +52,13 @@ def loss_of(recipe, encoder, task=TASK, index=range(5), **layout):
 # A student that is its teacher.
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("metric", ["mse", "l1", "cosine", "kl"])
 @pytest.mark.parametrize("what", WHATS)
-def test_a_student_that_is_its_teacher_is_aligned(pair, what, metric, layout):
-    assert float(loss_of(align(what=what, metric=metric), pair[0], **LAYOUTS[layout]).detach()) == 0.0
+def test_a_student_that_is_its_teacher_is_aligned(pair, what):
+    for metric in ("mse", "l1", "cosine", "kl"):
+        phase = phase_of(align(what=what, metric=metric), pair[0], TASK)
+        phase.encoder.eval()
+        for layout in LAYOUTS.values():
+            assert float(phase.loss({"student": batch_of(pair[0], TASK, **layout)}).detach()) == 0.0
 
 
 @pytest.mark.parametrize("transform", ["none", "linear", "linear_each", "l2", "norm"])
@@ -85,7 +87,7 @@ def test_cross_entropy_of_equal_attention_is_its_entropy(pair):
         batch, layers = batch_of(pair[0], TASK, [number]), []
         with watched(pair[0], lambda place, seen, kept=layers: kept.append(seen)):
             pair[0](batch)
-        entropies.append(np.mean([float(torch.special.entr(seen).sum(-1).mean()) for seen in layers]))
+        entropies.append(np.mean([float(torch.special.entr(seen).sum(-1).mean().detach()) for seen in layers]))
     assert float(found.detach()) == pytest.approx(np.mean(entropies), rel=1e-5)
 
 
@@ -154,16 +156,16 @@ CASES += [(what, transform, "mse", "like") for what in ("hidden", "gram", "first
 CASES += [(what, "none", metric, "wide") for what in ("relations", "moments", "gram") for metric in ("mse", "kl")]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("what", "transform", "metric", "which"), CASES)
-def test_every_term_is_its_formula(pair, what, transform, metric, which, layout):
+def test_every_term_is_its_formula(pair, what, transform, metric, which):
     student, (teacher, folder) = pair[0], pair[1][which]
     heads = 2 if what == "relations" else 0
     phase = phase_of(
         align(folder, what=what, transform=transform, metric=metric, weight=3.0, heads=heads), student, TASK
     )
     phase.encoder.eval()
-    found = float(phase.loss({"student": batch_of(student, TASK, **LAYOUTS[layout])}).detach())
+    batches = [batch_of(student, TASK, **layout) for layout in LAYOUTS.values()]
+    found = [float(phase.loss({"student": batch}).detach()) for batch in batches]
     pairs = [(0, 0)] if what == "embeddings" else [(1, 2), (2, 4)]
     each = []
     for number in range(5):  # text by text: no padding, no packing, nothing to leave out
@@ -176,7 +178,7 @@ def test_every_term_is_its_formula(pair, what, transform, metric, which, layout)
                 strict=True,
             )
             each.append(sum(numpy_metric(metric, *both, what in ("attention", "relations")) for both in sides))
-    assert found == pytest.approx(3 * np.mean(each), rel=2e-4) and found > 0
+    assert found == pytest.approx([3 * np.mean(each)] * 2, rel=2e-4) and min(found) > 0
 
 
 def test_tokens_are_chosen(pair, tmp_path):
@@ -242,7 +244,7 @@ def weights_at(phase, progress):
 def test_schedules(pair):
     student, (_, folder) = pair[0], pair[1]["like"]
     phase = phase_of(align(folder, schedule="progressive", share=0.5, weight=2.0), student, TASK)
-    terms = ("align layer 1", "align layer 2")
+    terms = ("align layer 1 to 2", "align layer 2 to 4")
     steps = {0: (2, 0), 2: (2, 0), 3: (0, 2), 5: (0, 2), 6: (0, 0), 11: (0, 0), 12: (0, 0)}  # of twelve
     for step, wanted in steps.items():
         assert weights_at(phase, step / 12) == {"task": 0.0, **dict(zip(terms, wanted, strict=True))}
@@ -362,6 +364,7 @@ def test_refusals(pair, tmp_path):
         "align(layers={'a': 1})",
         "align(layers=[[1]])",
         "align(layers=[])",
+        "align(layers=[[1, 2], [1, 2]])",
         "align('attention', layers={0: 1})",
     ):
         with pytest.raises(UserError, match="align"):

@@ -562,6 +562,7 @@ def test_a_student_need_not_be_a_transformer(bilstm, encoder, tmp_path):
 def test_every_method_works_or_refuses_where_there_is_no_attention(bilstm, trained, tmp_path):
     save_folder(trained, tmp_path / "teacher")
     recipes = {
+        "align": f"align('first', transform='linear', teacher={str(tmp_path / 'teacher')!r})",
         "cut_to_mixture": "mix_layers | cut_to_mixture(0.6)",
         "distill": f"distill(teacher={str(tmp_path / 'teacher')!r})",
         "mark": "mark('a')",

@@ -23,6 +23,7 @@ schedule    constant; fade_in and fade_out over the first `share` of the phase; 
 task        the weight of the task's own loss in the phase; 0 to learn from the teacher alone
 """
 
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -42,6 +43,7 @@ from smallbert.training.teachers import same_tokens
 VECTORS = ("hidden", "first", "embeddings")  # compared feature by feature
 ROWS = ("attention", "scores", "relations", "gram")  # one row over the text's tokens for each token
 TRANSFORMS = {"gram": ("none", "l2", "norm"), **dict.fromkeys(VECTORS, ("none", "linear", "linear_each", "l2", "norm"))}
+STAIRS = ("progressive", "stacked")  # schedules by which layers come one after the other
 EDGE = 1e-9  # shares of a phase are compared with steps / total, which is rounded
 
 
@@ -104,14 +106,11 @@ class Align(Method):
         """One term, or one a pair of layers where they come one after the other."""
         name, pairs = phase.name_of(self), self._pairs_in(phase)
         task = {} if self.task == 1 else {"task": self.task}
-        if self.schedule in ("progressive", "stacked"):
+        if self.schedule in STAIRS:
             stairs = [number * self.share / len(pairs) - EDGE for number in range(len(pairs) + 1)]
-            return task | {
-                f"{name} layer {mine}": self._stair(stairs[number], stairs[number + 1], len(pairs))
-                for number, (mine, _) in enumerate(pairs)
-            }
-        fades = {"fade_in": (0.0, self.weight), "fade_out": (self.weight, 0.0)}
-        fade = fades.get(self.schedule)
+            made = [self._stair(begin, finish, len(pairs)) for begin, finish in pairwise(stairs)]
+            return task | dict(zip(_terms(name, pairs), made, strict=True))
+        fade = {"fade_in": (0.0, self.weight), "fade_out": (self.weight, 0.0)}.get(self.schedule)
         return task | {name: self.weight if fade is None else Schedule(*fade, finish=self.share)}
 
     def _stair(self, begin: float, finish: float, pairs: int) -> Schedule:
@@ -122,7 +121,8 @@ class Align(Method):
     def loss(self, step: Any) -> dict[str, Tensor]:
         """How far the student's layers are from the teacher's, in float32, whatever the encoders compute in."""
         phase, pairs = step.phase, self._pairs_in(step.phase)
-        name, heads = phase.name_of(self), self.heads or _heads(phase.teacher(self.teacher))
+        name, teacher = phase.name_of(self), phase.teacher(self.teacher)
+        heads = self.heads or getattr(teacher.backbone.config, "num_attention_heads", 1)
         mine: Taps = {"hidden": dict(enumerate(step.states.hidden)), **step.states.taps}
         theirs = step.taught(self.teacher).taps
         with torch.autocast(phase.device.type, enabled=False):
@@ -137,8 +137,8 @@ class Align(Method):
                 )
                 each = [self._compare(one, other) for one, other in sides]
                 found.append(step.mean_of_texts(torch.stack(each).sum(0), shares))
-        if self.schedule in ("progressive", "stacked"):
-            return {f"{name} layer {ours}": value for (ours, _), value in zip(pairs, found, strict=True)}
+        if self.schedule in STAIRS:
+            return dict(zip(_terms(name, pairs), found, strict=True))
         return {name: torch.stack(found).mean()}
 
     def _read(self, taps: Taps, layer: int, batch: Batch, heads: int, move: nn.Module | None) -> list[Side]:
@@ -187,12 +187,11 @@ class Align(Method):
         chosen = batch.tokens()
         if self.tokens == "first":
             chosen = chosen & (batch.position_ids == 0)
-        elif self.tokens == "first_piece":
-            chosen = chosen & (batch.words >= 0)  # type: ignore[operator]
-        elif self.tokens == "masked":
-            if batch.labels is None or batch.labels.shape != chosen.shape:
-                raise UserError("align(tokens='masked') needs a phase that masks words, and this one does not")
-            chosen = chosen & (batch.labels >= 0)
+        elif self.tokens in NEEDS:
+            marks = batch.words if self.tokens == "first_piece" else batch.labels
+            if marks is None or marks.shape != chosen.shape:
+                raise self._needs()
+            chosen = chosen & (marks >= 0)
         shares = batch.shares(chosen)
         return batch.rows(shares, 0.0) if self.what in ROWS else shares
 
@@ -214,7 +213,9 @@ class Align(Method):
             raise UserError(f"align: layers is pairs of numbers such as {{3: 6, -1: -1}}, not {self.layers}") from None
         lowest = 1 if self.what in ("attention", "scores", "relations") else 0
         counted = [(one + mine + 1 if one < 0 else one, o + theirs + 1 if o < 0 else o) for one, o in pairs]
-        if not counted or not all(lowest <= one <= mine and lowest <= o <= theirs for one, o in counted):
+        if not counted or len(set(counted)) < len(counted):
+            raise UserError(f"align: layers={self.layers} must name at least one pair of layers, and each pair once")
+        if not all(lowest <= one <= mine and lowest <= o <= theirs for one, o in counted):
             raise UserError(
                 f"align: layers={self.layers} does not fit a student of {mine} layers and a teacher of {theirs}; of "
                 f"{self.what} they are numbered from {lowest}, and -1 is the last"
@@ -223,7 +224,10 @@ class Align(Method):
 
     def _check_tokens(self, kind: str) -> None:
         if kind in ("classify", "regress", "answer") or (kind == "tag") != (self.tokens == "first_piece"):
-            raise UserError(f"align(tokens={self.tokens!r}) needs {NEEDS[self.tokens]}, and this one does not")
+            raise self._needs()
+
+    def _needs(self) -> UserError:
+        return UserError(f"align(tokens={self.tokens!r}) needs {NEEDS[self.tokens]}, and this one does not")
 
     def _check_reach(self, model: Encoder) -> None:
         """Refuse a family without what is wanted."""
@@ -234,8 +238,9 @@ class Align(Method):
 NEEDS = {"masked": "a phase that masks words", "first_piece": "a task that labels words"}
 
 
-def _heads(model: Encoder) -> int:
-    return int(model.backbone.config.num_attention_heads)
+def _terms(name: str, pairs: Pairs) -> list[str]:
+    """A name for the term of each pair of layers: "align layer 1 to 2", …"""
+    return [f"{name} layer {mine} to {theirs}" for mine, theirs in pairs]
 
 
 def _relation(vectors: Tensor, batch: Batch, heads: int) -> Side:
