@@ -18,6 +18,7 @@ from smallbert.tiny import SHAPES
 SHORT = "train(epochs=1, batch=8, lr=0.001)"
 TASK = toy_task("pair", 16)
 RECIPES = {  # a method without a row is used as it stands
+    "align": f"finetune(epochs=1, batch=8) | align('relations') + align('hidden', transform='linear') + {SHORT}",
     "cut_to_mixture": "mix_layers | cut_to_mixture(0.6)",
     "distill": f"finetune(epochs=1, batch=8) | distill + {SHORT}",
     "drop_layers": "drop_layers(2)",
@@ -45,6 +46,7 @@ CHAINS = [
     "mix_layers | drop_layers(2)",
     f"mix_layers(norm='layer') | {SHORT} | drop_layers(2) | drop_layers(1, which='last')",
     f"finetune(epochs=1, batch=8) | magnitude(0.5) + distill + {SHORT} | quantize(8)",
+    f"finetune(epochs=1, batch=8) | drop_layers(2) | align('attention') + align('gram') + distill + {SHORT}",
     "quantize | finetune(epochs=1, batch=8)",
     f"magnitude(0.5) + {SHORT} | finetune(epochs=1, batch=8)",
     f"magnitude(0.5) + {SHORT} | drop_layers(2) | {SHORT}",

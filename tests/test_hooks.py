@@ -353,7 +353,7 @@ def test_a_route_may_skip_a_tapped_layer(tiny, kin):
     cut = encoder.states(batch, taps=("k",), route=lambda place, hidden, layer: hidden if place == 1 else layer(hidden))
     assert len(whole.taps["k"]) == 4 and len(cut.taps["k"]) == 3
     assert torch.equal(whole.taps["k"][0], cut.taps["k"][0])
-    assert all(tap.shape == whole.last.shape for tap in cut.taps["k"])
+    assert all(tap.shape == whole.last.shape for tap in cut.taps["k"].values())
 
 
 class _Transforms(Method):
@@ -562,6 +562,7 @@ def test_a_student_need_not_be_a_transformer(bilstm, encoder, tmp_path):
 def test_every_method_works_or_refuses_where_there_is_no_attention(bilstm, trained, tmp_path):
     save_folder(trained, tmp_path / "teacher")
     recipes = {
+        "align": f"align('first', transform='linear', teacher={str(tmp_path / 'teacher')!r})",
         "cut_to_mixture": "mix_layers | cut_to_mixture(0.6)",
         "distill": f"distill(teacher={str(tmp_path / 'teacher')!r})",
         "mark": "mark('a')",

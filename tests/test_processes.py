@@ -16,7 +16,7 @@ from smallbert.training.masks import maskable
 SETTINGS = "train(epochs=2, batch=8, lr=0.001, dropout=0.0)"  # of 25 examples: every fourth batch holds one alone
 RUNS = {
     "classify": f"mix_layers(dropout=0.0) | {SETTINGS} | magnitude(0.5) + distill + {SETTINGS}",
-    "tag": f"{SETTINGS} | distill(alpha=0.5) + {SETTINGS}",
+    "tag": f"{SETTINGS} | distill(alpha=0.5) + align('gram') + align(transform='linear') + {SETTINGS}",
     "answer": f"train(epochs=1, batch=8, lr=0.001, dropout=0.0, layout='packed') | {SETTINGS}",
 }
 PRUNED = {  # by masks that each process decides on for itself

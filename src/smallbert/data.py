@@ -29,6 +29,7 @@ class Tokens:
     ids: np.ndarray
     types: np.ndarray
     offsets: np.ndarray
+    words: np.ndarray | None = None  # for tags: the number of the word that begins at each token, -1 where none does
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -109,6 +110,7 @@ def tokenise(
     ids: list[np.ndarray] = []
     types: list[np.ndarray] = []
     tags: list[np.ndarray] = []
+    words: list[np.ndarray] = []
     cut, step = 0, 4096
     for start in range(0, len(split), step):
         some = slice(start, start + step)
@@ -126,14 +128,16 @@ def tokenise(
         types.extend(np.asarray(row, dtype=np.uint8) for row in encoded["token_type_ids"])
         cut += sum(bool(one.overflowing) for one in encoded.encodings)
         if kind == "tag":
-            labels = split.labels[some]
-            tags.extend(_token_tags(one.word_ids, row) for one, row in zip(encoded.encodings, labels, strict=True))
+            begun = [_begun_words(one.word_ids) for one in encoded.encodings]
+            words.extend(begun)
+            tags.extend(_token_tags(row, labels) for row, labels in zip(begun, split.labels[some], strict=True))
         if say is not None:
             say(min(start + step, len(split)), len(split))
     whole = np.float32 if kind == "regress" else np.int64
     made = np.concatenate(tags) if kind == "tag" else np.asarray(split.labels, dtype=whole)
     notes = [f"{cut} of {len(split)} texts were cut at {length} tokens"] if cut else []
-    return Stream({STUDENT: _end_to_end(ids, types)}, made, kind, cut=cut, notes=notes)
+    tokens = replace(_end_to_end(ids, types), words=np.concatenate(words) if words else None)
+    return Stream({STUDENT: tokens}, made, kind, cut=cut, notes=notes)
 
 
 def _tokenise_answers(tokenizer: Any, split: Split, length: int) -> Stream:
@@ -153,13 +157,16 @@ def _end_to_end(ids: list[np.ndarray], types: list[np.ndarray]) -> Tokens:
     return Tokens(np.concatenate(ids), np.concatenate(types), offsets)
 
 
-def _token_tags(word_ids: list[int | None], labels: list[int]) -> np.ndarray:
-    """A word's label on its first piece, nothing on the others: [None, 0, 0, 1, None] -> [-, a, -, b, -]."""
-    tags, before = np.full(len(word_ids), IGNORE, dtype=np.int64), None
-    for place, word in enumerate(word_ids):
-        if word is not None and word != before:
-            tags[place] = labels[word]
-        before = word
+def _begun_words(word_ids: list[int | None]) -> np.ndarray:
+    """The number of the word of which each token is the first piece: [None, 0, 0, 1, None] -> [-1, 0, -1, 1, -1]."""
+    words = np.array([-1 if word is None else word for word in word_ids], dtype=np.int64)
+    return np.where(np.diff(words, prepend=-1) != 0, words, -1)
+
+
+def _token_tags(words: np.ndarray, labels: list[int]) -> np.ndarray:
+    """A word's label on its first piece, nothing on the others: [-1, 0, -1, 1, -1] -> [-, a, -, b, -]."""
+    tags = np.full(len(words), IGNORE, dtype=np.int64)
+    tags[words >= 0] = np.asarray(labels, dtype=np.int64)[words[words >= 0]]
     return tags
 
 
@@ -225,6 +232,8 @@ def _pack(
         "sequence": np.repeat(np.minimum(np.arange(len(every)), slots), every).astype(np.int64),
         "present": (np.arange(slots) < len(index)).astype(np.float32),
     }
+    if tokens.words is not None:
+        tensors["words"] = np.concatenate([tokens.words[places], np.full(room, -1)])[None]
     if stream.labels is not None:
         if stream.kind == "tag":
             labels = np.concatenate([stream.labels[places], np.full(room, IGNORE)])[None]
@@ -260,6 +269,8 @@ def _pad(
         mask = real.astype(np.int64)
         mask[len(index) :, 0] = 1  # an empty sequence must still attend to something
         tensors["attention_mask"] = mask
+    if tokens.words is not None:
+        tensors["words"] = lay(tokens.words, -1)
     if stream.labels is not None:
         if stream.kind == "tag":
             tensors["labels"] = lay(stream.labels, IGNORE)

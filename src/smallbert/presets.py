@@ -1,42 +1,18 @@
 """Presets: named recipes for systems of the literature, with where they come from and what was published for them."""
 
-from dataclasses import dataclass, field
-from typing import Any
-
+from smallbert.distillation import ROWS as DISTILLATION
+from smallbert.preset import Preset
+from smallbert.preset import published as _scores
+from smallbert.preset import unpublished as _none
 from smallbert.registry import Registry
 
-PRESETS: "Registry[Preset]" = Registry("preset")
-
-
-@dataclass(frozen=True)
-class Preset:
-    """One row: a name, a recipe text, its reference, published numbers with their source, and what to know.
-
-    `published` holds `scores` (task, metric, value on the 0-100 scale), `model`, `split` and `source`; where no
-    number could be checked, `scores` is empty and `why` says so.
-    """
-
-    name: str
-    recipe: str
-    reference: str
-    about: str
-    published: dict[str, Any] = field(default_factory=dict)
-
+PRESETS: Registry[Preset] = Registry("preset")
 
 SANH = "Sanh, Wolf and Rush 2020, Movement Pruning, arXiv:2005.07683"
 BERMO = "BERMo: What can BERT learn from ELMo?, arXiv:2110.15802"
 SANH_TABLE = "huggingface/transformers-research-projects, movement-pruning/README.md"
 KURTIC = "Kurtic et al. 2022, The Optimal BERT Surgeon, arXiv:2203.07259"
 JIANG = "Jiang et al. 2023, Pruning Pre-trained Language Models Without Fine-Tuning, arXiv:2210.06210"
-
-
-def _scores(source: str, **scores: dict[str, float]) -> dict[str, Any]:
-    return {"scores": scores, "model": "bert-base-uncased", "split": "dev", "source": source}
-
-
-def _none(why: str) -> dict[str, Any]:
-    return {"scores": {}, "why": why}
-
 
 ROWS = [
     Preset(
@@ -236,5 +212,5 @@ ROWS = [
     ),
 ]
 
-for _row in ROWS:
+for _row in (*ROWS, *DISTILLATION):
     PRESETS.add(_row.name, _row)

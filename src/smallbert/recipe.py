@@ -269,7 +269,7 @@ def _value(node: ast.AST | None, text: str) -> Any:
                 return -value
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return [_value(item, text) for item in items]
-        case ast.Dict(keys=keys, values=items) if all(isinstance(_constant(key), str) for key in keys):
+        case ast.Dict(keys=keys, values=items) if all(type(_constant(key)) in (str, int) for key in keys):
             return {_constant(key): _value(item, text) for key, item in zip(keys, items, strict=True)}
         case ast.Name(id=name) if not any(name in names for names in (METHODS, PRESETS, RESERVED)):
             raise _unknown(name, node, text, f" If it is text, write it in quotes: {name!r}.")
@@ -281,7 +281,13 @@ def _value(node: ast.AST | None, text: str) -> Any:
 
 
 def _constant(node: ast.AST | None) -> Any:
-    return node.value if isinstance(node, ast.Constant) else None
+    """A plain name or number, one below zero included."""
+    match node:
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as value)) if not isinstance(value, bool):
+            return -value
+        case ast.Constant(value=value):
+            return value
+    return None
 
 
 def _unknown(name: str, node: ast.AST, text: str, hint: str = "") -> RecipeError:

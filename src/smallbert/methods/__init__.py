@@ -242,7 +242,8 @@ def _accept(value: Any, hint: Any) -> Any:
     elif kind is list and isinstance(value, list | tuple):
         return [_accept(item, inner[0] if inner else JSON) for item in value]
     elif kind is dict and isinstance(value, dict):
-        return {_accept(key, str): _accept(item, inner[1] if inner else JSON) for key, item in value.items()}
+        names = {str(key) if type(key) is int else key: item for key, item in value.items()}  # JSON knows names only
+        return {_accept(key, str): _accept(item, inner[1] if inner else JSON) for key, item in names.items()}
     elif kind in (bool, type(None)):
         if type(value) is kind:
             return value

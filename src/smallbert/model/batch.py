@@ -28,8 +28,10 @@ class Batch:
     longest: int = 0  # no sequence is longer than this
     present: Tensor | None = None  # (size,) 1.0 for a real sequence, 0.0 for one that only fills the shape
     labels: Tensor | None = None
+    words: Tensor | None = None  # the number of the word that begins at each token, -1 where none does
     count: Tensor | None = None  # how many losses the whole batch gives, over all processes
     hidden: Tensor | None = None  # (states, *input_ids.shape, width) where a frozen backbone has read it before
+    texts: Tensor | None = None  # how many sequences the whole batch has, over all processes
 
     @property
     def packed(self) -> bool:
@@ -70,6 +72,17 @@ class Batch:
         grid = values.new_full(((self.size + 1) * self.longest, *values.shape[2:]), empty)
         cell = self.sequence * self.longest + self.position_ids[0]
         return grid.index_put((cell,), values[0]).unflatten(0, (self.size + 1, self.longest))[: self.size]
+
+    def shares(self, chosen: Tensor) -> Tensor:
+        """What share of its sequence's chosen tokens each chosen token is; those of a sequence add up to one.
+
+        padded, of three tokens each: [[1, 1, 0], [1, 0, 0]]  ->  [[0.5, 0.5, 0], [1, 0, 0]]
+        """
+        marks = chosen.float()
+        if self.sequence is None:
+            return marks / marks.sum(1, keepdim=True).clamp(min=1)
+        count = marks.new_zeros(self.size + 1).index_add(0, self.sequence, marks[0])
+        return marks / count.clamp(min=1)[self.sequence]
 
     def tokens(self) -> Tensor:
         """Which places hold a real token, as a mask of the shape of `input_ids`."""

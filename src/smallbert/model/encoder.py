@@ -7,6 +7,9 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +25,21 @@ from smallbert.model.batch import Batch
 from smallbert.model.heads import Head
 from smallbert.model.mixing import Connections, Gates, Mixture
 from smallbert.model.pooling import MixturePooler, Pooler, pad_to
-from smallbert.model.walk import Route, States, collect, walk
+from smallbert.model.walk import Route, States, Taps, Wanted, collect, tap, walk
 
 if TYPE_CHECKING:
     from smallbert.methods import Method
 
 HEAD = "task"
 PLAIN = "plain"  # a second head, that the encoder learned by while a pooler learned beside it
+
+
+@dataclass
+class Seen:
+    """What was wanted of one look at a batch, and nothing else."""
+
+    scores: Tensor | None = None
+    taps: Taps = field(default_factory=dict)
 
 
 class Encoder(nn.Module):
@@ -127,6 +138,18 @@ class Encoder(nn.Module):
         """Hidden states that were kept, in the precision in which the head computes."""
         dtypes = [one.dtype for one in (self.heads if self.heads else self).parameters()]
         return list(hidden.to(min(dtypes, key=lambda dtype: dtype.itemsize)))
+
+    def look(self, batch: Batch, wanted: Wanted, scores: bool = True) -> Seen:
+        """What is wanted of states and parts of layers (see `tap`), and the head's scores; no more is kept or run."""
+        seen = Seen()
+        walked = walk(self.backbone, self.order, batch, None, self.connections)
+        with closing(tap(walked, self.backbone, wanted, seen.taps)) as states:  # type: ignore[type-var]
+            if scores:
+                seen.scores = self._score(states, batch, self.head)
+            else:  # what a layer does is known when its output is
+                last = max(place + (role != "hidden") for role, places in wanted.items() for place in places)
+                deque(islice(states, last + 1), maxlen=0)
+        return seen
 
     def _score(self, states: Iterable[Tensor], batch: Batch, head: Head | Pooler) -> Tensor:
         """Each token is mixed on its own, so that a head which reads first tokens needs no others mixed."""

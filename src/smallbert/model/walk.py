@@ -6,9 +6,10 @@ replace or mix layers without knowing any family.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from smallbert.model.batch import Batch
 Arguments = Callable[[Any], dict[str, Any]]
 Route = Callable[[int, Tensor, Callable[[Tensor], Tensor]], Tensor]
 Connect = Callable[[int, list[Tensor]], Tensor]
+Wanted = Mapping[str, Collection[int]]  # {"hidden": {0, 6}, "q": {5}}: hidden states and layers are counted from 0
+Taps = dict[str, dict[int, Any]]
 
 
 @dataclass
@@ -27,7 +30,7 @@ class States:
     """What a walk saw: the embedding output and every layer's output, and what was tapped on the way."""
 
     hidden: list[Tensor]
-    taps: dict[str, list[Tensor]] = field(default_factory=dict)
+    taps: Taps = field(default_factory=dict)  # by part, then by the place of the layer
 
     @property
     def last(self) -> Tensor:
@@ -68,32 +71,51 @@ def collect(
     taps: tuple[str, ...] = (),
     connect: Connect | None = None,
 ) -> States:
-    """Walk to the end and keep every hidden state, and the outputs of the parts named in `taps` (q, k, v, …)."""
-    if not taps:
-        return States(list(walk(backbone, order, batch, route, connect)))
-    seen: dict[str, dict[int, Tensor]] = {role: {} for role in taps}
+    """Walk to the end and keep every hidden state, and what `tap` knows of the parts named in `taps` (q, k, v, …)."""
+    seen: Taps = {}
+    wanted = {role: range(len(order)) for role in taps}
+    return States(list(tap(walk(backbone, order, batch, route, connect), backbone, wanted, seen)), seen)
+
+
+def tap(states: Iterator[Tensor], backbone: Any, wanted: Wanted, seen: Taps) -> Iterator[Tensor]:
+    """Hand a walk's states on and put into `seen` what is wanted of them on the way.
+
+    "hidden" is a state itself; q, k, v, out, up and down what a layer's matrix puts out; "attention" what a layer
+    attends with (an `Attending`), or its probabilities where a family's attention is its own.
+    """
     place = 0
+    seen.update({role: {} for role in wanted})
 
-    def follow(now: int, hidden: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
-        nonlocal place
-        place = now
-        return layer(hidden) if route is None else route(now, hidden, layer)
-
-    def tap(layer: nn.Module, role: str) -> Any:
-        spot = part(backbone, layer, role)
-
-        def remember(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            if place not in seen[role]:  # DeBERTa sends its relative positions through the same matrix afterwards
-                seen[role][place] = output.chunk(spot.blocks, -1)[spot.block]
-
-        return spot.module.register_forward_hook(remember)
+    def note(role: str, value: Any) -> None:
+        # DeBERTa sends its relative positions through the same matrix afterwards: the first time counts.
+        if place in wanted[role] and place not in seen[role]:
+            seen[role][place] = value
 
     with ExitStack() as stack:
         for layer in layers(backbone):
-            for role in taps:
-                stack.enter_context(tap(layer, role))
-        hidden = list(walk(backbone, order, batch, follow, connect))
-    return States(hidden, {role: list(found.values()) for role, found in seen.items()})
+            for role in wanted:
+                if role != "hidden":
+                    stack.enter_context(_listen(backbone, layer, role, note))
+        for place, hidden in enumerate(states):
+            if place in wanted.get("hidden", ()):
+                seen["hidden"][place] = hidden
+            yield hidden
+
+
+def _listen(backbone: Any, layer: nn.Module, role: str, note: Callable[[str, Any], None]) -> Any:
+    """Have a layer tell what one of its parts does, as long as the returned hook lasts."""
+    if role != "attention":
+        spot = part(backbone, layer, role)
+        return spot.module.register_forward_hook(
+            lambda module, inputs, output: note(role, output.chunk(spot.blocks, -1)[spot.block])
+        )
+    if path := anatomy(backbone).attended:
+        return attrgetter(path)(layer).register_forward_pre_hook(lambda module, inputs: note(role, inputs[0]))
+
+    def ask(module: nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
+        return inputs, {**named, "show": lambda found: note(role, found)}  # handed on to our attention
+
+    return layer.register_forward_pre_hook(ask, with_kwargs=True)
 
 
 def _caller(

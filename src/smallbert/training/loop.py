@@ -77,6 +77,7 @@ def train(
             phase.notes.append(f"went on from a checkpoint at step {phase.step}")
         pays = plan.states is None and pays_to_compile(settings.compile, phase.total)
         compiles = pays and phase.device.type == "cuda"
+        compiles = compiles and not phase.taps  # a compiled layer would not let anyone listen
         watch = _Watch(phase, say, state)
         phase.begin_training()
         with asked_to_stop() as stop, compiled_layers(phase.encoder, compiles):
@@ -177,6 +178,7 @@ class _Plan:
         """The batch of a step, this process's share of it, in every view."""
         whole = self.epoch(step // self.steps_per_epoch)[step % self.steps_per_epoch]
         count = torch.tensor(float(max(1, self.stream.units(whole))))
+        texts = torch.tensor(float(len(whole)))
         mine = whole[self.rank :: self.world]
         made = {}
         for view in self.stream.views:
@@ -187,7 +189,7 @@ class _Plan:
                 batch = self.states.make_batch(some, self.layout, self.slots)
             if not len(mine) and batch.present is not None:
                 batch.present.zero_()  # a process without an example of its own still takes part in the step
-            made[view] = batch.with_tensors({"count": count}).to(device)
+            made[view] = batch.with_tensors({"count": count, "texts": texts}).to(device)
         return made
 
 

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from smallbert.data import STUDENT, Stream, tokenizer_key
+from smallbert.data import STUDENT, Stream
 from smallbert.errors import UserError
 from smallbert.model.batch import Batch
-from smallbert.model.encoder import HEAD, Encoder
+from smallbert.model.encoder import HEAD, Encoder, Seen
 from smallbert.model.heads import losses
 from smallbert.model.walk import Route, States
 from smallbert.training.precision import round_weights
 from smallbert.training.schedule import Schedule, constant
+from smallbert.training.teachers import Teachers, view_of
 
 if TYPE_CHECKING:
     from smallbert.methods import Method
@@ -64,7 +65,7 @@ class Phase:
         self.world = 1
         self.notes: list[str] = []
         self.traces: dict[str, list[dict[str, Any]]] = {}  # what methods want remembered of the way, step by step
-        self._teachers: dict[str, Encoder] = {}
+        self.teachers = Teachers(self)
         self.diverged = ""
         self.packed = False
         self._terms: dict[str, list[str]] = {}  # loss term -> the dials that weigh it
@@ -124,40 +125,28 @@ class Phase:
 
     def train_module(self, name: str, module: nn.Module, lr: float | None = None) -> nn.Module:
         """Train another module beside the encoder, with a learning rate of its own if one is given."""
+        if name in self.modules:
+            raise UserError(f"two methods of one phase both train a module {name!r}; put them into phases of their own")
         self.modules[name] = module.to(self.device)
         if lr is not None:
             self.rates.append((list(module.parameters()), lr))
         return self.modules[name]
 
+    def name_of(self, method: Method) -> str:
+        """What a method's loss terms and modules are called; several of one kind in a phase are told apart.
+
+        distill, distill 2, distill 3
+        """
+        place = [one for one in self.methods if one.name == method.name].index(method)
+        return f"{method.name} {place + 1}" if place else method.name
+
     def teacher(self, name: str) -> Encoder:
         """A frozen encoder to learn from: a mark, "latest" for the last trained one, or a saved folder."""
-        if name in self._teachers:
-            return self._teachers[name]
-        if name in self.marks:
-            found = self.marks[name].copy()
-        elif name == "latest":
-            raise UserError(
-                "distillation needs a trained teacher, and nothing was trained yet: start from a fine-tuned model, "
-                "put finetune before it, or write distill(teacher='folder')"
-            )
-        else:
-            from smallbert.model.encoder import load
-
-            found = load(name)
-        self._teachers[name] = found.to(self.device).eval().requires_grad_(False)
-        return self._teachers[name]
+        return self.teachers.find(name).encoder
 
     def readers(self) -> list[Encoder]:
         """Every model that reads this phase's batches: the encoder and its teachers."""
-        return [self.encoder, *self._teachers.values()]
-
-    def add_view(self, name: str, tokenizer: Any) -> None:
-        """Let another model read the same texts through its own tokenizer; one that cuts them alike shares the view."""
-        if self.stream is None or same_tokens(tokenizer, self.encoder.tokenizer):
-            return
-        if self.stream.kind not in ("classify", "regress"):
-            raise UserError("a teacher with another tokenizer can teach whole texts only, not tokens or spans")
-        self.stream.views[name] = self.tokenise(tokenizer).views[STUDENT]
+        return [self.encoder, *(teacher.encoder for teacher in self.teachers.values())]
 
     def remember(self, name: str, value: Any) -> None:
         """Write down how something stands at this step (plain JSON), for the card."""
@@ -274,11 +263,6 @@ class Phase:
         return any(schedule.start == 0 and schedule.end == 0 for schedule in said)
 
 
-def same_tokens(one: Any, other: Any) -> bool:
-    """Whether two tokenizers cut every text into the same numbers."""
-    return one is other or tokenizer_key(one) == tokenizer_key(other)
-
-
 def _no_stream() -> Stream:
     raise UserError("this phase has no task, so there is no text to tokenise")
 
@@ -289,15 +273,22 @@ class Step:
     def __init__(self, phase: Phase, batches: dict[str, Batch], states: States, scores: Tensor):
         """Keep what was seen."""
         self.phase, self.batches, self.states, self.scores = phase, batches, states, scores
+        self._taught: dict[str, Seen] = {}
 
     @property
     def batch(self) -> Batch:
         """The batch as the student reads it."""
         return self.batches[STUDENT]
 
-    def batch_for(self, view: str) -> Batch:
-        """The same texts as another model reads them."""
-        return self.batches.get(view, self.batch)
+    def batch_for(self, teacher: str) -> Batch:
+        """The same texts as a teacher reads them."""
+        return self.batches.get(view_of(teacher), self.batch)
+
+    def taught(self, teacher: str) -> Seen:
+        """What a teacher makes of them, as was asked for; it looks once a step, however many terms learn from it."""
+        if teacher not in self._taught:
+            self._taught[teacher] = self.phase.teachers.look(teacher, self.batch_for(teacher))
+        return self._taught[teacher]
 
     def mean(self, each: Tensor) -> Tensor:
         """The mean of one loss a sequence (or a token), over the batches of all processes together."""
@@ -305,6 +296,13 @@ class Step:
         if count is None:
             count = each.new_tensor(float(each.shape[0])) if self.batch.present is None else self.batch.present.sum()
         return each.float().sum() / count
+
+    def mean_of_texts(self, each: Tensor, shares: Tensor) -> Tensor:
+        """The mean over all texts of each text's own mean, in which each token has its share (see Batch.shares)."""
+        count = self.batch.texts
+        if count is None:
+            count = each.new_tensor(float(self.batch.size)) if self.batch.present is None else self.batch.present.sum()
+        return (each.float() * shares).sum() / count
 
     def penalty(self, value: Tensor) -> Tensor:
         """A term that depends on no example, counted once however many processes there are."""
