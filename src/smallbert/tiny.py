@@ -57,6 +57,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "share_att_key": True,
         "position_biased_input": False,
     },
+    "mobilebert": {
+        **_SHAPE,
+        "embedding_size": 8,
+        "intra_bottleneck_size": 8,
+        "num_attention_heads": 2,
+        "num_feedforward_networks": 2,
+    },
 }
 
 WORDS = (

@@ -19,8 +19,10 @@ from smallbert.errors import UserError
 from smallbert.model import attention
 from smallbert.model.anatomy import anatomy, layers
 from smallbert.model.batch import Batch
+from smallbert.model.bilstm import Bilstm  # noqa: F401  so that transformers knows it by its config
 from smallbert.model.heads import Head
 from smallbert.model.mixing import Connections, Gates, Mixture
+from smallbert.model.stride import Stride
 from smallbert.model.walk import Route, States, collect, walk
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class Encoder(nn.Module):
         row = anatomy(backbone)
         if getattr(backbone.config, "inner_group_num", 1) != 1:
             raise UserError("ALBERT models with more than one layer to a group are not known here")
-        self.base: dict[str, Any] = _plain_config(backbone.config)
+        self.base: dict[str, Any] = plain_config(backbone.config)
         # A pretrained pooler is a head in waiting: the first classification head takes it over.
         self.pooler: nn.Module | None = _pooler(backbone)
         if hasattr(backbone, "pooler"):
@@ -56,6 +58,7 @@ class Encoder(nn.Module):
         self.heads = nn.ModuleDict()
         self.mixture: Mixture | Gates | None = None
         self.connections: Connections | None = None
+        self.stride: Stride | None = None
         self.history: list[dict[str, Any]] = []
         self.source = ""  # where it came from, for the card
         count = getattr(backbone.config, row.count)
@@ -91,7 +94,7 @@ class Encoder(nn.Module):
 
     def states(self, batch: Batch, taps: tuple[str, ...] = (), route: Route | None = None) -> States:
         """Run the backbone and keep every hidden state."""
-        return collect(self.backbone, self.order, batch, route, taps, self.connections)
+        return collect(self.backbone, self.order, batch, route, taps, self.connections, self.stride)
 
     def output(self, states: States, batch: Batch) -> Tensor:
         """Features of every token: the mixture if there is one, else the last layer's output."""
@@ -103,7 +106,7 @@ class Encoder(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Scores of the task head, or hidden features where there is no head; no hidden state is kept for long."""
-        states = walk(self.backbone, self.order, batch, None, self.connections)
+        states = walk(self.backbone, self.order, batch, None, self.connections, self.stride)
         if HEAD in self.heads:
             return self._score(states, batch, self.head)
         return _last(states) if self.mixture is None else self.mixture(states, batch)
@@ -170,7 +173,9 @@ def skeleton(config: dict[str, Any], tokenizer: Any = None) -> Encoder:
 
 def _pooler(backbone: Any) -> nn.Module | None:
     path = anatomy(backbone).pooler
-    return None if path is None or backbone.pooler is None else attrgetter(path)(backbone)
+    if path is None or backbone.pooler is None or getattr(backbone.config, "classifier_activation", True) is False:
+        return None
+    return attrgetter(path)(backbone)
 
 
 def fingerprint(encoder: Encoder) -> str:
@@ -182,7 +187,7 @@ def fingerprint(encoder: Encoder) -> str:
     return digest.hexdigest()[:16]
 
 
-def _plain_config(config: Any) -> dict[str, Any]:
+def plain_config(config: Any) -> dict[str, Any]:
     """A config as plain JSON, without what belongs to one machine or one task."""
     values = config.to_dict()
     for name in (
