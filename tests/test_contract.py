@@ -64,7 +64,7 @@ CHAINS = [
 ]
 
 
-REFUSED: frozenset[str] = frozenset()  # recipes that may refuse a family; none does today
+REFUSED = {(RECIPES["student"], "mobilebert")}  # a bottleneck has other sizes than a width
 
 
 def recipe_of(method: str) -> str:
@@ -89,7 +89,7 @@ def made(recipe: str, family: str, seed: int = 0):
 def result_or_refusal(recipe: str, family: str):
     outcome = made(recipe, family)
     if isinstance(outcome, str):  # a clear refusal is as good as working, where one is expected
-        assert recipe in REFUSED, outcome
+        assert (recipe, family) in REFUSED, outcome
         assert len(outcome) > 20 and "\n" not in outcome and "Traceback" not in outcome
         pytest.skip(f"refused: {outcome}")
     return outcome.encoder

@@ -1,6 +1,7 @@
 """Zhao et al. 2019: a vocabulary of a few thousand word pieces, trained on the texts at hand, in place of many."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from smallbert.methods import Method
 from smallbert.model.anatomy import anatomy, replace_module, words
 
 SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+LETTERS = 1000  # no more different ones
 MORE = "##"  # before a piece that goes on with a word
 
 
@@ -40,7 +42,7 @@ class SmallVocabulary(Method):
         if self.text is None and task is None:
             return {"size": self.size, "pieces": [], "numbers": {}}
         special = _special(encoder.tokenizer)
-        pieces = _train(_texts(self.text, task), self.size, special, _lowers(encoder.tokenizer))
+        pieces = _train(lambda: _texts(self.text, task), self.size, special, _lowers(encoder.tokenizer))
         old = encoder.tokenizer.get_vocab()
         numbers = {str(old[name]): place for place, name in enumerate(special) if name in old}
         pad = encoder.backbone.config.pad_token_id
@@ -118,14 +120,31 @@ def _empty(lower: bool, unknown: str, vocabulary: dict[str, int] | None = None) 
     return made
 
 
-def _train(texts: Iterator[str], size: int, special: list[str], lower: bool) -> list[str]:
+def _train(texts: Callable[[], Iterator[str]], size: int, special: list[str], lower: bool) -> list[str]:
+    """The pieces by their numbers, the same for the same texts.
+
+    The library numbers letters within words as it happens to meet them, and ties between merges follow numbers; so
+    those letters are numbered here, among the special pieces.
+    """
     from tokenizers import trainers
 
-    made = _empty(lower, special[0])
+    made, seen = _empty(lower, special[0]), Counter[str]()
+    for text in texts():
+        seen.update(made.normalizer.normalize_str(text))
+    most = min(LETTERS, (size - len(special)) // 2)
+    letters = sorted(sorted(c for c in seen if not c.isspace()), key=seen.__getitem__, reverse=True)[:most]
+    goes_on = [
+        c for c in letters if len(made.pre_tokenizer.pre_tokenize_str(made.normalizer.normalize_str(c + c))) == 1
+    ]
     trainer = trainers.WordPieceTrainer(
-        vocab_size=size, special_tokens=special, continuing_subword_prefix=MORE, show_progress=False
+        vocab_size=size,
+        special_tokens=[*special, *(MORE + letter for letter in sorted(goes_on))],
+        initial_alphabet=letters,
+        limit_alphabet=len(letters),
+        continuing_subword_prefix=MORE,
+        show_progress=False,
     )
-    made.train_from_iterator(texts, trainer)
+    made.train_from_iterator(texts(), trainer)
     found = made.get_vocab()
     return sorted(found, key=lambda piece: found[piece])
 

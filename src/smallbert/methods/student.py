@@ -1,5 +1,6 @@
 """Students: a smaller model of the teacher's own family, copied, cut out of it or new; or any other checkpoint."""
 
+from dataclasses import fields
 from typing import Any, Literal
 
 from smallbert.errors import UserError
@@ -44,7 +45,8 @@ class Student(Method):
         sizes = [self.width, self.heads, self.ffn, *(() if isinstance(self.layers, list) else (self.layers,))]
         if any(size is not None and size < 1 for size in sizes):
             raise UserError(f"student: layers, width, heads and ffn are whole numbers from 1, as {self} is not")
-        if self.model is not None and str(self) != str(Student(model=self.model)):
+        as_it_is = {field.name: field.default for field in fields(self)}
+        if self.model is not None and {**self.settings(), "model": None} != as_it_is:
             raise UserError(
                 f"student(model={self.model!r}) takes that model as it is; cut it further by "
                 f"student(model={self.model!r}) | student(4)"

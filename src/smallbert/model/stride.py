@@ -39,7 +39,7 @@ class Stride(nn.Module):
         nn.init.zeros_(self.split.bias)  # type: ignore[arg-type]
         nn.init.ones_(self.apart)
 
-    def forward(self, hidden: Tensor, batch: Batch) -> tuple[Tensor, Batch, Callable[[Tensor], Tensor]]:
+    def forward(self, hidden: Tensor, batch: Batch) -> tuple[Tensor, Batch, Callable[[Tensor, bool], Tensor]]:
         """The joined hidden states, the batch as the layers see it, and how to go back."""
         tokens = hidden.shape[1]
         full = functional.pad(hidden, (0, 0, 0, -tokens % self.step))
@@ -51,8 +51,12 @@ class Stride(nn.Module):
         joined = self.join(full.transpose(1, 2)).transpose(1, 2) * scale
         apart = self.apart * (full - joined.repeat_interleave(self.step, 1))[:, :tokens]
 
-        def spread(states: Tensor) -> Tensor:
-            return self.split(states.transpose(1, 2)).transpose(1, 2)[:, :tokens] + apart
+        def spread(states: Tensor, last: bool) -> Tensor:
+            """States between layers are only looked at, by mixtures; what is handed on is the last one."""
+            each = (
+                self.split(states.transpose(1, 2)).transpose(1, 2) if last else states.repeat_interleave(self.step, 1)
+            )
+            return each[:, :tokens] + apart
 
         short = replace(
             batch,

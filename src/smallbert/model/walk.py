@@ -53,7 +53,7 @@ def walk(
     style = WALKS[anatomy(backbone).style]
     hidden = style.embed(backbone, batch)
     yield hidden
-    spread: Callable[[Tensor], Tensor] = lambda hidden: hidden  # noqa: E731
+    spread = None
     if stride is not None:
         hidden, batch, spread = stride(hidden, batch)
     arguments = style.arguments(backbone, batch, hidden)
@@ -65,9 +65,10 @@ def walk(
         if connect is not None:
             before.append(hidden)  # as the layer made it, not as the next one reads it
             hidden = connect(place, before)
-        if place == len(order) - 1 and style.finish is not None:
+        last = place == len(order) - 1
+        if last and style.finish is not None:
             hidden = style.finish(backbone, hidden)
-        yield spread(hidden)
+        yield hidden if spread is None else spread(hidden, last)
 
 
 def collect(
