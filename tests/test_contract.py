@@ -34,6 +34,7 @@ RECIPES = {  # a method without a row is used as it stands
     "second_order": f"second_order(0.5, events=2, gradients=8, block=8, examples=2, damp=1e-4) + {SHORT}",
     "smooth_movement": f"smooth_movement(0.5, window=1) + {SHORT}",
     "soft_movement": f"soft_movement(pull=0.001, lr=3.0, begin=0.0) + {SHORT}",
+    "share_projections": f"finetune(epochs=1, batch=8) | drop_layers(2) | share_projections + {SHORT}",
     "small_vocabulary": "small_vocabulary(60)",
     "student": "student([0, 2], heads=2, ffn=20, start='slice')",
     "sparse": "prune(0.5) | sparse",

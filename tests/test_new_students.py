@@ -1,19 +1,24 @@
 """Students of another make: a small vocabulary, an LSTM, bottlenecks, a stride."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
-from toys import accuracy, batch_of, is_same_state, run, scores_of, small, toy_task
+from toys import accuracy, batch_of, is_same_state, phase_of, run, scores_of, small, toy_task
 from transformers import AutoTokenizer
 
-from smallbert.data import STUDENT, Layout, Stream, _end_to_end, make_batch
+from smallbert import make
+from smallbert.cli.catalog import inspect_folder
+from smallbert.data import STUDENT, Layout, Stream, _end_to_end, make_batch, tokenizer_key
+from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.cost import count_macs, count_parameters, measure
 from smallbert.methods.bottleneck import Bottleneck
 from smallbert.methods.small_vocabulary import _special
-from smallbert.model.anatomy import layers, words
+from smallbert.model.anatomy import layers, part, words
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.replace import bare
+from smallbert.tiny import make_task
 
 TASK = toy_task("pair", 16)
 
@@ -205,3 +210,62 @@ def test_a_stride_halves_the_multiplications_of_the_layers():
     whole, short = (count_macs(run("student(3)", e).encoder, 32) for e in (encoder, strided))
     assert count_macs(encoder, 32) - whole == 32 * (4 * 16 * 16 + 2 * 16 * 32) + 2 * 32 * 32 * 16
     assert count_macs(strided, 32) - short == 16 * (4 * 16 * 16 + 2 * 16 * 32) + 2 * 16 * 16 * 16
+
+
+# Together
+
+
+@pytest.mark.parametrize(
+    "student",
+    [
+        "student(1, width=8, start='slice') | small_vocabulary(60)",
+        "bilstm(4, embed=8)",
+        "bottleneck(layers=1, width=16, inner=8, heads=2, ffns=2, ffn=16, embed=8)",
+        "student(1, ffn=20, start='slice') | stride(2) | share_projections + distill + train(epochs=1, batch=8)",
+    ],
+)
+def test_a_student_is_made_measured_looked_into_and_resumed(student, tmp_path, monkeypatch):
+    """The whole way of a user: a card, what the folder holds, and a second run that goes on from what is there."""
+    recipe = f"finetune(epochs=1, batch=16) | {student} | distill + train(epochs=1, batch=16)"
+    given = make.tiny_start("bert")
+    card = make.make_one(recipe, given, make_task(64, 30), 0, tmp_path / "out", kind=MACHINERY_CHECK, alone=True)
+    assert card["status"] in ("ok", "diverged") and card["bytes"]["total"] > 0 and card["macs"]["value"] > 0
+    found = inspect_folder(tmp_path / "out")
+    assert found["parameters"]["total"] == card["parameters"]["total"] and len(found["history"]) >= 3
+    assert all(row["fits"] or row["why"] for row in found["presets"])
+    task = toy_task("classify")
+    whole = run(recipe, small(), task, work=tmp_path / "work").encoder
+    with monkeypatch.context() as patched:
+        patched.setattr("smallbert.run.train", None)  # every phase is there already
+        again = run(recipe, small(), task, work=tmp_path / "work").encoder
+    assert is_same_state(again, whole) and tokenizer_key(again.tokenizer) == tokenizer_key(whole.tokenizer)
+
+
+@pytest.mark.parametrize(("way", "shapes"), [("down", ((12, 16), (16, 12))), ("up", ((16, 12), (12, 16)))])
+def test_shared_projections_measure_weights(way, shapes):
+    """One pair a kind for all layers; the loss is the mean of squares, and zero where the student is the projection."""
+    recipe = f"student(2, width=12, ffn=32, start='random') + share_projections(way='{way}') + train(epochs=1, batch=8)"
+    teacher = run("finetune(epochs=1, batch=8)", small(layers=4), TASK).encoder
+    phase = phase_of(recipe, teacher, TASK)
+    pairs = phase.modules["share_projections"]
+    assert sorted(pairs) == ["down", "k", "out", "q", "up", "v"]
+    assert (pairs["q"].left.shape, pairs["q"].right.shape) == shapes
+    method = next(one for one in phase.methods if one.name == "share_projections")
+    step = SimpleNamespace(phase=phase, penalty=lambda value: value)
+    total = []
+    for place, other in enumerate((1, 3)):
+        for role, pair in pairs.items():
+            ours, theirs = (
+                part(e.backbone, layers(e.backbone)[number], role).module.weight
+                for e, number in ((phase.encoder, place), (teacher, other))
+            )
+            source, goal = (theirs, ours) if way == "down" else (ours, theirs)
+            total.append(((pair.left @ source @ pair.right - goal) ** 2).mean())
+    torch.testing.assert_close(method.loss(step)["share_projections"], torch.stack(total).mean())
+    if way == "down":
+        with torch.no_grad():
+            for place, other in enumerate((1, 3)):
+                for role, pair in pairs.items():
+                    ours = part(phase.encoder.backbone, layers(phase.encoder.backbone)[place], role).module.weight
+                    ours.copy_(pair(part(teacher.backbone, layers(teacher.backbone)[other], role).module.weight))
+        assert float(method.loss(step)["share_projections"]) < 1e-12
