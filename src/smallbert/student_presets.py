@@ -1,5 +1,7 @@
 """Presets of distilled students, each as far as logits reach; where the paper aligns more, its row says what."""
 
+from typing import Any
+
 from smallbert.presets import Preset, no_scores, scores
 
 # Terms that align(...) layers belong into the last phase of a row, beside distill, or into a phase of their own before
@@ -10,7 +12,7 @@ ZHAO_TABLE = f"Table 3 of {ZHAO}"
 PRIMER = "Table 1 of Rogers et al. 2020, A Primer in BERTology, arXiv:2002.12327"
 
 
-def _zhao(width: int, about: str, **numbers: dict[str, float]) -> Preset:
+def _zhao(width: int, about: str, **numbers: Any) -> Preset:
     return Preset(
         f"zhao{width}",
         f"finetune | student(12, width={width}, ffn={4 * width}, start='slice') | small_vocabulary(4928) "

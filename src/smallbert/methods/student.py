@@ -62,11 +62,17 @@ class Student(Method):
             return {"config": other.base, "history": other.history, "ready": ready, "from_pooler": taken}
         check_layers(encoder, self.name)
         plan: dict[str, Any] = {"layers": self._layers(len(encoder.order))}
+        if self.width is self.heads is self.ffn is None and self.start != "random":
+            return plan
         config, row = encoder.backbone.config, anatomy(encoder.backbone)
+        if not row.q:
+            raise UserError(
+                f"student: a model of type {encoder.family!r} has no heads, so only its layers can be chosen"
+            )
         count, size = head_shape(encoder)
         old = {"width": encoder.width, "heads": count, "ffn": getattr(config, row.inner), "size": size}
         sizes = self._sizes(old)
-        if sizes == old and self.start != "random":
+        if sizes == old and self.start != "random":  # asked for what is there
             return plan
         self._check_sizes(encoder, old, sizes)
         return {**plan, "sizes": sizes, **({"from_pooler": False} if self.start == "random" else {})}
