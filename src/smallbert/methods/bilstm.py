@@ -54,7 +54,7 @@ class Bilstm(Method):
             hidden_size=self.inner,
             reads=reads,
             classifier_dropout=self.dropout,
-            pad_token_id=old.pad_token_id,
+            pad_token_id=getattr(old, "pad_token_id", 0),
             sep_token_id=end,
         )
         return {"config": plain_config(config), "from_pooler": False}

@@ -56,7 +56,7 @@ class Bottleneck(Method):
             use_bottleneck_attention=self.values == "inside",
             num_feedforward_networks=self.ffns,
             normalization_type="no_norm" if self.norm == "none" else "layer_norm",
-            pad_token_id=old.pad_token_id,
+            pad_token_id=getattr(old, "pad_token_id", 0),
         )
         return {"config": plain_config(config), "from_pooler": False}
 

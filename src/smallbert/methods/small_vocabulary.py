@@ -45,7 +45,7 @@ class SmallVocabulary(Method):
         pieces = _train(lambda: _texts(self.text, task), self.size, special, _lowers(encoder.tokenizer))
         old = encoder.tokenizer.get_vocab()
         numbers = {str(old[name]): place for place, name in enumerate(special) if name in old}
-        pad = encoder.backbone.config.pad_token_id
+        pad = getattr(encoder.backbone.config, "pad_token_id", None)
         if anatomy(encoder.backbone).offset and numbers.get(str(pad), pad) != pad:
             raise UserError("small_vocabulary: this model counts positions from its padding, which cannot be moved")
         return {"size": len(pieces), "pieces": pieces, "numbers": numbers}
