@@ -564,7 +564,10 @@ def test_every_method_works_or_refuses_where_there_is_no_attention(bilstm, train
     recipes = {
         "align": f"align('first', transform='linear', teacher={str(tmp_path / 'teacher')!r})",
         "cut_to_mixture": "mix_layers | cut_to_mixture(0.6)",
+        "bottleneck": "bottleneck(layers=1, width=16, inner=8, heads=2, ffn=16, embed=4)",
         "distill": f"distill(teacher={str(tmp_path / 'teacher')!r})",
+        "share_projections": f"share_projections(teacher={str(tmp_path / 'teacher')!r})",
+        "student": "student(1)",
         "mark": "mark('a')",
         "repeat": "repeat(2, train(epochs=1))",
         "rewind": "mark('a') | rewind('a')",
@@ -581,6 +584,10 @@ def test_every_method_works_or_refuses_where_there_is_no_attention(bilstm, train
         save_folder(result, tmp_path / name)
         assert torch.equal(scores_of(load_folder(tmp_path / name), TASK), scores_of(result, TASK))
     pruning = "magnitude movement soft_movement l0 smooth_movement second_order rpp prune lottery delete_information"
-    assert set(refused) == {*pruning.split(), "sparse"}  # an LSTM has no matrix in the anatomy table
+    assert set(refused) == {
+        *pruning.split(),
+        "sparse",
+        "share_projections",
+    }  # an LSTM has no matrix in the anatomy table
     with pytest.raises(UserError, match="no part 'q'"):
         bilstm.states(batch_of(bilstm, TASK), taps=("q",))

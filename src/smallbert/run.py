@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smallbert.answering import is_made_for
-from smallbert.data import Stream, tokenise, tokenizer_key, usable_length
+from smallbert.data import STUDENT, Stream, longest_input, tokenise, tokenizer_key, usable_length
 from smallbert.errors import UserError
 from smallbert.measuring.collapse import find_collapse
 from smallbert.methods import METHODS, Method
@@ -227,6 +227,9 @@ def _prepare(phase: Phase, setting: Setting) -> None:
         raise UserError("two methods of one phase both bring data; put them into phases of their own")
     phase.tokenise = setting.tokenise
     phase.stream = streams[0] if streams else setting.tokenise(phase.encoder.tokenizer)
+    most, longest = longest_input(phase.encoder), max(phase.stream.views[STUDENT].lengths, default=0)
+    if longest > most:  # a student may have fewer places than the model that the length was chosen for
+        raise UserError(f"the student reads at most {most} tokens, but a text has {longest}; give --length {most}")
     phase.notes += phase.stream.notes
     if stored := len(sparse_linears(phase.encoder)):
         phase.notes.append(

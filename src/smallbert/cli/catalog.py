@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from smallbert.model.encoder import Encoder
 
 KINDS = ("methods", "presets", "tasks", "families")
-POSITIONS = {"bert": "learned", "albert": "learned", "mpnet": "relative", "deberta": "relative", "modernbert": "rotary"}
+POSITIONS = {"mpnet": "relative", "deberta": "relative", "modernbert": "rotary", "bilstm": "no"}  # else learned
 OWN_DATA = "Or your own data: a .csv, .tsv, .jsonl or .parquet file, or a folder with train.* and dev.* of them."
 
 
@@ -122,6 +122,6 @@ def _by_part(encoder: Encoder) -> dict[str, int]:
 
 
 def _family(row: Anatomy) -> str:
-    depth = "One layer run again and again" if row.shared else "Layers of their own"
+    depth = "One layer run again and again" if row.shared else "Layers of their own" if row.q else "No layers"
     types = "token types" if row.token_types else "no token types"
-    return f"{depth}, {POSITIONS[row.style]} positions, {types}."
+    return f"{depth}, {POSITIONS.get(row.style, 'learned')} positions, {types}."

@@ -22,9 +22,11 @@ from smallbert.errors import UserError
 from smallbert.model import attention
 from smallbert.model.anatomy import anatomy, layers
 from smallbert.model.batch import Batch
+from smallbert.model.bilstm import Bilstm  # noqa: F401  so that transformers knows it by its config
 from smallbert.model.heads import Head
 from smallbert.model.mixing import Connections, Gates, Mixture
 from smallbert.model.pooling import MixturePooler, Pooler, pad_to
+from smallbert.model.stride import Stride
 from smallbert.model.walk import Route, States, Taps, Wanted, collect, tap, walk
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class Encoder(nn.Module):
         row = anatomy(backbone)
         if getattr(backbone.config, "inner_group_num", 1) != 1:
             raise UserError("ALBERT models with more than one layer to a group are not known here")
-        self.base: dict[str, Any] = _plain_config(backbone.config)
+        self.base: dict[str, Any] = plain_config(backbone.config)
         # A pretrained pooler is a head in waiting: the first classification head takes it over.
         self.pooler: nn.Module | None = _pooler(backbone)
         if hasattr(backbone, "pooler"):
@@ -69,6 +71,7 @@ class Encoder(nn.Module):
         self.heads = nn.ModuleDict()
         self.mixture: Mixture | Gates | None = None
         self.connections: Connections | None = None
+        self.stride: Stride | None = None
         self.history: list[dict[str, Any]] = []
         self.source = ""  # where it came from, for the card
         count = getattr(backbone.config, row.count)
@@ -110,7 +113,7 @@ class Encoder(nn.Module):
             if taps or route is not None:
                 raise ValueError("stored hidden states cannot be tapped or routed")
             return States(self._stored(batch.hidden))
-        return collect(self.backbone, self.order, batch, route, taps, self.connections)
+        return collect(self.backbone, self.order, batch, route, taps, self.connections, self.stride)
 
     def output(self, states: States, batch: Batch) -> Tensor:
         """Features of every token: the mixture if there is one, else the last layer's output."""
@@ -128,7 +131,9 @@ class Encoder(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Scores of the task head, or hidden features where there is no head; no hidden state is kept for long."""
         batch = self.as_read(batch)
-        walked = walk(self.backbone, self.order, batch, None, self.connections)  # runs nothing until it is asked
+        walked = walk(
+            self.backbone, self.order, batch, None, self.connections, self.stride
+        )  # runs nothing until it is asked
         states: Iterable[Tensor] = walked if batch.hidden is None else self._stored(batch.hidden)
         if HEAD in self.heads:
             return self._score(states, batch, self.head)
@@ -142,7 +147,7 @@ class Encoder(nn.Module):
     def look(self, batch: Batch, wanted: Wanted, scores: bool = True) -> Seen:
         """What is wanted of states and parts of layers (see `tap`), and the head's scores; no more is kept or run."""
         seen = Seen()
-        walked = walk(self.backbone, self.order, batch, None, self.connections)
+        walked = walk(self.backbone, self.order, batch, None, self.connections, self.stride)
         with closing(tap(walked, self.backbone, wanted, seen.taps)) as states:  # type: ignore[type-var]
             if scores:
                 seen.scores = self._score(states, batch, self.head)
@@ -215,7 +220,9 @@ def skeleton(config: dict[str, Any], tokenizer: Any = None) -> Encoder:
 
 def _pooler(backbone: Any) -> nn.Module | None:
     path = anatomy(backbone).pooler
-    return None if path is None or backbone.pooler is None else attrgetter(path)(backbone)
+    if path is None or backbone.pooler is None or getattr(backbone.config, "classifier_activation", True) is False:
+        return None
+    return attrgetter(path)(backbone)
 
 
 def fingerprint(encoder: Encoder) -> str:
@@ -227,7 +234,7 @@ def fingerprint(encoder: Encoder) -> str:
     return digest.hexdigest()[:16]
 
 
-def _plain_config(config: Any) -> dict[str, Any]:
+def plain_config(config: Any) -> dict[str, Any]:
     """A config as plain JSON, without what belongs to one machine or one task."""
     values = config.to_dict()
     for name in (

@@ -34,7 +34,9 @@ class Head(nn.Module):
         self.kind, self.labels, self.pool = kind, labels, pool
         width, modern = config.hidden_size, config.model_type == "modernbert"
         self.dense = self.norm = None
-        if kind in ("classify", "regress") or modern:
+        # A pooler that does nothing but pick the first token (MobileBERT has such) has no dense layer.
+        has_dense = bool(row.dense) and getattr(config, "classifier_activation", True) is not False
+        if (kind in ("classify", "regress") and has_dense) or modern:
             self.dense = nn.Linear(width, width, bias=config.classifier_bias if modern else True)
         if modern:
             self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from smallbert.errors import UserError
 from smallbert.model.batch import Batch
+from smallbert.model.surgery import check_layers
 
 Pick = Callable[[Tensor], Tensor]
 TINY = 1e-6
@@ -238,7 +239,8 @@ class Connections(nn.Module):
 
 
 def check_free(encoder: Any, name: str) -> None:
-    """Refuse to put a mixture in place of another, which would forget all that one has learned."""
+    """Refuse to put a mixture in place of another, which would forget what that has learned, or where none can be."""
+    check_layers(encoder, name)
     if encoder.mixture is not None:
         raise UserError(f"{name}: this encoder's head already reads a mixture of layers, and there can be only one")
 

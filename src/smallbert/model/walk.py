@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from smallbert.model.anatomy import anatomy, layers, part
 from smallbert.model.batch import Batch
+from smallbert.model.stride import Stride
 
 Arguments = Callable[[Any], dict[str, Any]]
 Route = Callable[[int, Tensor, Callable[[Tensor], Tensor]], Tensor]
@@ -39,28 +40,38 @@ class States:
 
 
 def walk(
-    backbone: Any, order: list[int], batch: Batch, route: Route | None = None, connect: Connect | None = None
+    backbone: Any,
+    order: list[int],
+    batch: Batch,
+    route: Route | None = None,
+    connect: Connect | None = None,
+    stride: Stride | None = None,
 ) -> Iterator[Tensor]:
     """Yield the embedding output, then each layer's output, in the order in which `order` runs the layers.
 
     route(i, hidden, layer) decides what the i-th step does; without one it is layer(hidden). connect(i, states) says
-    what comes of it, given all hidden states so far.
+    what comes of it, given all hidden states so far. With a stride the layers see a shortened batch, and what they give
+    is spread over all tokens again.
     """
     style = WALKS[anatomy(backbone).style]
     hidden = style.embed(backbone, batch)
+    yield hidden
+    spread = None
+    if stride is not None:
+        hidden, batch, spread = stride(hidden, batch)
     arguments = style.arguments(backbone, batch, hidden)
     stack = layers(backbone)
     before = [hidden] if connect is not None else []
-    yield hidden
     for place, number in enumerate(order):
         run = _caller(style, backbone, stack[number], arguments, place == 0, batch)
         hidden = run(hidden) if route is None else route(place, hidden, run)
         if connect is not None:
             before.append(hidden)  # as the layer made it, not as the next one reads it
             hidden = connect(place, before)
-        if place == len(order) - 1 and style.finish is not None:
+        last = place == len(order) - 1
+        if last and style.finish is not None:
             hidden = style.finish(backbone, hidden)
-        yield hidden
+        yield hidden if spread is None else spread(hidden, last)
 
 
 def collect(
@@ -70,11 +81,12 @@ def collect(
     route: Route | None = None,
     taps: tuple[str, ...] = (),
     connect: Connect | None = None,
+    stride: Stride | None = None,
 ) -> States:
     """Walk to the end and keep every hidden state, and what `tap` knows of the parts named in `taps` (q, k, v, …)."""
     seen: Taps = {}
     wanted = {role: range(len(order)) for role in taps}
-    return States(list(tap(walk(backbone, order, batch, route, connect), backbone, wanted, seen)), seen)
+    return States(list(tap(walk(backbone, order, batch, route, connect, stride), backbone, wanted, seen)), seen)
 
 
 def tap(states: Iterator[Tensor], backbone: Any, wanted: Wanted, seen: Taps) -> Iterator[Tensor]:
@@ -170,6 +182,22 @@ def _embed_modernbert(backbone: Any, batch: Batch) -> Tensor:
     return backbone.embeddings(input_ids=batch.input_ids)
 
 
+def _embed_mobilebert(backbone: Any, batch: Batch) -> Tensor:
+    """Each word beside its neighbours; none where the text begins or ends, whatever stands there in the batch."""
+    parts = backbone.embeddings
+    middle = parts.word_embeddings(batch.input_ids)
+    if parts.trigram_input:
+        inside = (batch.position_ids > 0).unsqueeze(-1)  # has a word before it
+        real = middle * batch.tokens().unsqueeze(-1)
+        before = torch.roll(real, 1, 1) * inside
+        after = torch.roll(real * inside, -1, 1)  # what came round to the end was a first word, and is none now
+        middle = torch.cat([after, middle, before], -1)
+    if parts.trigram_input or parts.embedding_size != parts.hidden_size:
+        middle = parts.embedding_transformation(middle)
+    place, kind = parts.position_embeddings(batch.position_ids), parts.token_type_embeddings(batch.token_type_ids)
+    return parts.dropout(parts.LayerNorm(middle + place + kind))
+
+
 def _mask(batch: Batch) -> Tensor:
     return torch.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask
 
@@ -229,6 +257,8 @@ def _deberta_convolution(backbone: Any, before: Tensor, after: Tensor, batch: Ba
 
 WALKS: dict[str, Style] = {
     "bert": Style(_embed, _plain_arguments),
+    "bilstm": Style(lambda backbone, batch: backbone(batch), _plain_arguments),
+    "mobilebert": Style(_embed_mobilebert, _plain_arguments),
     "albert": Style(_embed_albert, _plain_arguments),
     "mpnet": Style(_embed, _mpnet_arguments),
     "deberta": Style(_embed_deberta, _deberta_arguments, after_first=_deberta_convolution),

@@ -1,6 +1,6 @@
-"""Presets that learn from a teacher's layers: rows for `presets`."""
+"""Presets that learn from a teacher's layers."""
 
-from smallbert.preset import Preset, published, unpublished
+from smallbert.presets.preset import Preset, published, unpublished
 
 SUN = "Sun et al. 2019, Patient Knowledge Distillation for BERT Model Compression, arXiv:1908.09355"
 PATIENT = (
