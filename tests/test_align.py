@@ -6,7 +6,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from smallbert.distillation import ROWS as ROWS_OF_PRESETS
+from smallbert.presets.distillation import ROWS as ROWS_OF_PRESETS
 from toys import batch_of, is_same_state, phase_of, run, small, toy_task
 
 from smallbert.errors import UserError

@@ -131,9 +131,7 @@ class Encoder(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Scores of the task head, or hidden features where there is no head; no hidden state is kept for long."""
         batch = self.as_read(batch)
-        walked = walk(
-            self.backbone, self.order, batch, None, self.connections, self.stride
-        )  # runs nothing until it is asked
+        walked = walk(self.backbone, self.order, batch, None, self.connections, self.stride)  # runs when it is asked
         states: Iterable[Tensor] = walked if batch.hidden is None else self._stored(batch.hidden)
         if HEAD in self.heads:
             return self._score(states, batch, self.head)
