@@ -2,6 +2,7 @@
 
 import json
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from smallbert.tiny import SHAPES
 
 SHORT = "train(epochs=1, batch=8, lr=0.001)"
 TASK = toy_task("pair", 16)
+TEXT = str(Path(__file__).parent / "data" / "own" / "text.txt")
 RECIPES = {  # a method without a row is used as it stands
     "cut_to_mixture": "mix_layers | cut_to_mixture(0.6)",
     "distill": f"finetune(epochs=1, batch=8) | distill + {SHORT}",
@@ -27,6 +29,7 @@ RECIPES = {  # a method without a row is used as it stands
     "magnitude": f"magnitude(0.5) + {SHORT}",
     "mark": "mark('here')",
     "movement": f"movement(0.5) + {SHORT}",
+    "pretrain": f"pretrain({TEXT!r}, epochs=2, lr=0.001, batch=4, length=16)",
     "prune": "prune(0.5)",
     "rpp": f"rpp(pull=10.0, steps=1) + {SHORT}",
     "second_order": f"second_order(0.5, events=2, gradients=8, block=8, examples=2, damp=1e-4) + {SHORT}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from smallbert.training.loop import CHECKPOINT_SECONDS, train
 from smallbert.training.phase import Phase
 
 if TYPE_CHECKING:
-    from smallbert.tasks import Task
+    from smallbert.tasks import Split, Task
 
 Say = Callable[[str, int, int, str], None]
 LATEST = "latest"
@@ -56,14 +57,16 @@ class Setting:
     pause: float
     streams: dict[str, Stream] = field(default_factory=dict)
 
-    def tokenise(self, tokenizer: Any) -> Stream:
-        """The task's training examples for a tokenizer, made once."""
+    def tokenise(self, tokenizer: Any, rows: Split | None = None) -> Stream:
+        """The task's training examples for a tokenizer, made once; or those of other rows."""
         if self.task is None:
             raise UserError("this recipe trains, so it needs a task: give --task")
         name = tokenizer_key(tokenizer)
+        report = lambda done, total: self.say("tokenising", done, total, "")  # noqa: E731
+        if rows is not None:
+            return tokenise(tokenizer, rows, self.task.kind, self.length, report)
         if name not in self.streams:
             rows = self.task.split("train")
-            report = lambda done, total: self.say("tokenising", done, total, "")  # noqa: E731
             self.streams[name] = tokenise(tokenizer, rows, self.task.kind, self.length, report)
         made = self.streams[name]
         return Stream(dict(made.views), made.labels, made.kind, made.windows, made.cut, made.notes)
@@ -112,7 +115,8 @@ def run_recipe(
         if outcome.diverged:
             break
     outcome.encoder.eval()
-    if outcome.steps and not outcome.diverged and task is not None and judge:
+    learned = any(_is_of_task(phase) and any(method.trains for method in phase) for phase in phases)
+    if outcome.steps and learned and not outcome.diverged and task is not None and judge:
         outcome.diverged = find_collapse(outcome.encoder, task, setting.seed, setting.length, say)
     return outcome
 
@@ -134,6 +138,11 @@ def has_head_for(encoder: Encoder, task: Task) -> bool:
 def is_made_for(encoder: Encoder, task: Task) -> bool:
     """Whether the encoder's head has the very classes of this task, so that it can learn on, or teach, as it is."""
     return has_head_for(encoder, task) and same_labels(encoder.head.labels, task.labels)
+
+
+def _is_of_task(methods: tuple[Method, ...]) -> bool:
+    """Whether a phase reads the task's own rows, so that what it trained can be judged by them, and teach."""
+    return all(type(method).data is Method.data for method in methods)
 
 
 def _phases(recipe: Recipe, encoder: Encoder, task: Task | None) -> list[tuple[Method, ...]]:
@@ -175,7 +184,9 @@ def _run_phase(
         outcome = Outcome(done["encoder"].to(encoder.device), *done["counts"])
         outcome.notes, outcome.seconds = [*before.notes, *done["notes"]], done["seconds"]
         outcome.traces = done.get("traces", {})
-        marks[LATEST] = outcome.encoder.copy()
+        outcome.encoder.spare = encoder.spare
+        if _is_of_task(methods):
+            marks[LATEST] = outcome.encoder.copy()
         taken = Phase(outcome.encoder, methods, setting.task, setting.seed, marks)
         for method in methods:
             method.take_over(taken)
@@ -191,7 +202,8 @@ def _run_phase(
         _prepare(phase, setting)
         train(phase, setting.say, None if kept is None else kept.with_suffix(".checkpoint"), key, setting.pause)
         outcome.steps += phase.step
-        outcome.epochs += phase.settings.epochs
+        steps = getattr(phase.settings, "steps", None)
+        outcome.epochs += steps / phase.steps_an_epoch if steps else phase.settings.epochs
         outcome.packed |= phase.packed
         outcome.diverged = phase.diverged
     else:
@@ -208,7 +220,8 @@ def _run_phase(
         later = [{**entry, "step": before.steps + entry["step"]} for entry in found]
         outcome.traces[name] = outcome.traces.get(name, []) + later
     if trains and not phase.diverged:
-        marks[LATEST] = encoder.copy()
+        if _is_of_task(methods):
+            marks[LATEST] = encoder.copy()
         if kept is not None:
             _keep(kept, key, outcome, len(before.notes))
     return outcome
@@ -228,11 +241,16 @@ def _change(encoder: Encoder, method: Method, setting: Setting) -> Encoder:
 
 def _prepare(phase: Phase, setting: Setting) -> None:
     """Find the data of a training phase, let its methods attach what they need, and hold what was settled before."""
-    streams = [stream for method in phase.methods if (stream := method.data(setting.task, phase.encoder)) is not None]
-    if len(streams) > 1:
+    phase.say, phase.work = setting.say, setting.work
+    streams = [stream for method in phase.methods if (stream := method.data(phase)) is not None]
+    adding = [method for method in phase.methods if type(method).rows is not Method.rows]
+    if len(streams) > 1 or (streams and adding):
         raise UserError("two methods of one phase both bring data; put them into phases of their own")
-    phase.tokenise = setting.tokenise
-    phase.stream = streams[0] if streams else setting.tokenise(phase.encoder.tokenizer)
+    rows = setting.task.split("train") if setting.task is not None and adding else None
+    for method in adding:
+        rows = method.rows(phase, rows)
+    phase.tokenise = partial(setting.tokenise, rows=rows)
+    phase.stream = streams[0] if streams else phase.tokenise(phase.encoder.tokenizer)
     phase.notes += phase.stream.notes
     if stored := len(sparse_linears(phase.encoder)):
         phase.notes.append(

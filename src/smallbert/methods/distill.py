@@ -9,7 +9,9 @@ from torch.nn import functional
 from smallbert.data import STUDENT, longest_input
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.model.heads import same_labels
+from smallbert.model.encoder import HEAD
+from smallbert.model.heads import IGNORE, same_labels
+from smallbert.model.words import need_word_head
 
 TEACHER = "teacher"
 
@@ -33,8 +35,9 @@ class Distill(Method):
     def attach(self, phase: Any) -> None:
         """Find the teacher; if it reads other tokens, let it have its own view of the texts."""
         teacher = phase.teacher(self.teacher)
-        theirs, ours = teacher.head, phase.encoder.head
-        if theirs.kind != ours.kind or theirs.out.out_features != ours.out.out_features:
+        ours = phase.encoder.heads[phase.head]
+        theirs = teacher.head if phase.head == HEAD else need_word_head(teacher, "the teacher")
+        if theirs.kind != ours.kind or theirs.outputs != ours.outputs:
             raise UserError(f"the teacher's head ({theirs.kind}) does not fit the student's ({ours.kind})")
         if not same_labels(theirs.labels, ours.labels):
             raise UserError(
@@ -59,8 +62,9 @@ class Distill(Method):
         """The teacher looks at the same texts, in evaluation mode, without gradients."""
         teacher, batch = step.phase.teacher(self.teacher), step.batch_for(TEACHER)
         with torch.no_grad():
-            scores = teacher(batch)
-        return {"distill": step.mean(divergence(teacher.head.kind, step.scores, scores, step, self.temperature))}
+            scores = teacher(batch, step.phase.head)
+        kind = teacher.heads[step.phase.head].kind
+        return {"distill": step.mean(divergence(kind, step.scores, scores, step, self.temperature))}
 
 
 def divergence(kind: str, student: Tensor, teacher: Tensor, step: Any, temperature: float) -> Tensor:
@@ -70,9 +74,9 @@ def divergence(kind: str, student: Tensor, teacher: Tensor, step: Any, temperatu
         each = (student - teacher).squeeze(-1) ** 2
     elif kind == "classify":
         each = _kl(student, teacher, temperature)
-    elif kind == "tag":
-        each = _kl(student.flatten(0, 1), teacher.flatten(0, 1), temperature)
-        return each * ((batch.labels >= 0) & batch.tokens()).flatten()
+    elif kind in ("tag", "words"):
+        each = _kl(student.flatten(0, -2), teacher.flatten(0, -2), temperature)
+        return each * (batch.labels.flatten() != IGNORE) * batch.labelled_tokens()
     else:
         ours, theirs = ([batch.rows(scores[..., side], -1e4) for side in (0, 1)] for scores in (student, teacher))
         each = (_kl(ours[0], theirs[0], temperature) + _kl(ours[1], theirs[1], temperature)) / 2

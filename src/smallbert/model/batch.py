@@ -28,7 +28,9 @@ class Batch:
     longest: int = 0  # no sequence is longer than this
     present: Tensor | None = None  # (size,) 1.0 for a real sequence, 0.0 for one that only fills the shape
     labels: Tensor | None = None
+    places: Tensor | None = None  # for words to be guessed: which tokens they are, counted through all rows
     count: Tensor | None = None  # how many losses the whole batch gives, over all processes
+    labelled: Tensor | None = None  # how many of them have a label, where some have none
 
     @property
     def packed(self) -> bool:
@@ -79,6 +81,11 @@ class Batch:
             return real.unsqueeze(0)
         mask = torch.ones_like(self.input_ids) if self.attention_mask is None else self.attention_mask
         return mask > 0 if self.present is None else (mask > 0) & (self.present > 0).unsqueeze(1)
+
+    def labelled_tokens(self) -> Tensor:
+        """Whether the token of each label is a real one, in the order of the labels laid flat."""
+        real = self.tokens().flatten()
+        return real if self.places is None else real.index_select(0, self.places)
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""

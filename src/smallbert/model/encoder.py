@@ -58,6 +58,7 @@ class Encoder(nn.Module):
         self.connections: Connections | None = None
         self.history: list[dict[str, Any]] = []
         self.source = ""  # where it came from, for the card
+        self.spare: dict[str, Tensor] = {}  # what the model file had of a masked-LM head; never saved
         count = getattr(backbone.config, row.count)
         groups = len(layers(backbone))
         self.order: list[int] = [place * groups // count for place in range(count)]
@@ -101,11 +102,11 @@ class Encoder(nn.Module):
         """The scores that a head gives to what a walk saw."""
         return self._score(states.hidden, batch, self.heads[head])  # type: ignore[arg-type]
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Scores of the task head, or hidden features where there is no head; no hidden state is kept for long."""
+    def forward(self, batch: Batch, head: str = HEAD) -> Tensor:
+        """Scores of a head, the task's; hidden features where there is none; no hidden state is kept for long."""
         states = walk(self.backbone, self.order, batch, None, self.connections)
-        if HEAD in self.heads:
-            return self._score(states, batch, self.head)
+        if head in self.heads:
+            return self._score(states, batch, self.heads[head])  # type: ignore[arg-type]
         return _last(states) if self.mixture is None else self.mixture(states, batch)
 
     def _score(self, states: Iterable[Tensor], batch: Batch, head: Head) -> Tensor:

@@ -156,14 +156,17 @@ class _Plan:
     def batches(self, step: int, device: torch.device) -> Batches:
         """The batch of a step, this process's share of it, in every view."""
         whole = self.epoch(step // self.steps_per_epoch)[step % self.steps_per_epoch]
-        count = torch.tensor(float(max(1, self.stream.units(whole))))
+        stream, whole = self.stream.at(whole, _mix(self.seed, step, 11))
+        counts = {"count": torch.tensor(float(max(1, stream.units(whole))))}
+        if stream.is_partly_labelled:
+            counts["labelled"] = torch.tensor(float(max(1, stream.labelled(whole))))
         mine = whole[self.rank :: self.world]
         made = {}
-        for view in self.stream.views:
-            batch = make_batch(self.stream, mine if len(mine) else whole[:1], self.layout, slots=self.slots, view=view)
+        for view in stream.views:
+            batch = make_batch(stream, mine if len(mine) else whole[:1], self.layout, slots=self.slots, view=view)
             if not len(mine) and batch.present is not None:
                 batch.present.zero_()  # a process without an example of its own still takes part in the step
-            made[view] = batch.with_tensors({"count": count}).to(device)
+            made[view] = batch.with_tensors(counts).to(device)
         return made
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from smallbert.data import STUDENT, Stream, tokenizer_key
 from smallbert.errors import UserError
 from smallbert.model.batch import Batch
-from smallbert.model.encoder import Encoder
+from smallbert.model.encoder import HEAD, Encoder
 from smallbert.model.heads import losses
 from smallbert.model.walk import Route, States
 from smallbert.training.precision import round_weights
@@ -47,6 +48,8 @@ class Phase:
         self.methods = sorted(methods, key=lambda method: method.stage)  # stable: equal stages keep their order
         self.settings: Any = next((method for method in methods if method.is_train_setting), None)
         self.stream: Stream | None = None
+        self.head = HEAD  # the name of the head whose scores are learned
+        self.work: Path | None = None  # a folder for what may be made once and found again after a kill
         self.tokenise: Callable[[Any], Stream] = lambda tokenizer: _no_stream()
         self.device = encoder.device
         self.modules = nn.ModuleDict()  # trained beside the encoder, gone when the phase ends
@@ -99,7 +102,8 @@ class Phase:
     @property
     def planned_steps(self) -> int:
         """How many steps the phase is going to take; what `total` is once it trains."""
-        return max(1, round(self.settings.epochs * self.steps_an_epoch))
+        steps = getattr(self.settings, "steps", None)
+        return steps or max(1, round(self.settings.epochs * self.steps_an_epoch))
 
     @property
     def route(self) -> Route | None:
@@ -197,7 +201,7 @@ class Phase:
         batch = batches[STUDENT]
         with self._as_seen(), torch.autocast(self.device.type, enabled=False):
             states = self.encoder.states(batch, tuple(sorted(self.taps)), self.route)
-            return Step(self, batches, states, self.encoder.read(states, batch))
+            return Step(self, batches, states, self.encoder.read(states, batch, self.head))
 
     def loss(self, batches: dict[str, Batch]) -> Tensor:
         """The whole loss of a batch: the task's own and the methods' terms, each with its weight."""
@@ -211,7 +215,8 @@ class Phase:
                     )
                 terms[name] = value
         if step.batch.labels is not None and not self._is_off("task"):
-            terms["task"] = step.mean(losses(self.encoder.head, step.scores, step.batch))
+            each = losses(self.encoder.heads[self.head], step.scores, step.batch)
+            terms["task"] = step.mean(each, step.batch.labelled)
         total = [self._weight(name) * value for name, value in terms.items()]
         if not total:
             raise UserError("this phase has nothing to learn from: no labels and no method with a loss")
@@ -291,9 +296,12 @@ class Step:
         """The same texts as another model reads them."""
         return self.batches.get(view, self.batch)
 
-    def mean(self, each: Tensor) -> Tensor:
-        """The mean of one loss a sequence (or a token), over the batches of all processes together."""
-        count = self.batch.count
+    def mean(self, each: Tensor, count: Tensor | None = None) -> Tensor:
+        """The mean of one loss a sequence (or a token), over the batches of all processes together.
+
+        Of losses that rows without a label do not have, the mean is over `batch.labelled` of them.
+        """
+        count = self.batch.count if count is None else count
         if count is None:
             count = each.new_tensor(float(each.shape[0])) if self.batch.present is None else self.batch.present.sum()
         return each.float().sum() / count
