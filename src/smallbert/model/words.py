@@ -46,10 +46,11 @@ class WordHead(nn.Module):
     def __init__(self, backbone: Any):
         """Make a head that changes nothing yet, tied to the backbone's word embedding."""
         super().__init__()
-        config, table = backbone.config, words(backbone)
+        config: Any = backbone.config
+        table: Any = words(backbone)
         self.words = table
         width = table.weight.shape[1]
-        eps = getattr(config, "layer_norm_eps", None) or getattr(config, "norm_eps", 1e-12)
+        eps = next((getattr(config, name) for name in ("layer_norm_eps", "norm_eps") if hasattr(config, name)), 1e-12)
         self.dense = nn.Linear(config.hidden_size, width)
         self.activation = ACT2FN[getattr(config, ACTIVATIONS.get(config.model_type, "hidden_act"), "gelu")]
         self.norm = nn.LayerNorm(width, eps=eps)
@@ -118,8 +119,8 @@ def need_word_head(encoder: Any, who: str) -> WordHead:
     if WORDS not in encoder.heads:
         if not encoder.spare:
             raise UserError(
-                f"{who} has no masked-LM head, so it cannot guess words; take a model folder that has one, or make one: "
-                "pretrain('text.txt', keep_head=True)"
+                f"{who} has no masked-LM head, so it cannot guess words; take a model folder that has one, or make "
+                "one: pretrain('text.txt', keep_head=True)"
             )
         put_word_head(encoder)
         encoder.heads[WORDS].requires_grad_(False)
