@@ -39,7 +39,7 @@ def text_lines(files: list[Path], say: Callable[[int, int], None] | None = None)
                 done += len(line)
                 if say is not None and number % CHUNK == 0:
                     say(done, total)
-                yield line.decode("utf-8", errors="replace").strip()
+                yield line.decode("utf-8-sig" if not number else "utf-8", errors="replace").rstrip("\r\n")
         yield ""
     if say is not None:
         say(total, total)
@@ -86,7 +86,7 @@ def read_blocks(
             offsets.append(len(ids))
             del block[:], firsts[:]
 
-    for line in _tokenised(tokenizer, text_lines(files, say)):
+    for line in _tokenised(tokenizer, map(str.strip, text_lines(files, say))):
         if line is None:
             close()
             continue
