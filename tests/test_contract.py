@@ -20,6 +20,7 @@ SHORT = "train(epochs=1, batch=8, lr=0.001)"
 TASK = toy_task("pair", 16)
 TEXT = str(Path(__file__).parent / "data" / "own" / "text.txt")
 RECIPES = {  # a method without a row is used as it stands
+    "augment": f"mark('here') | augment(copies=2, ways=['nearest', 'grams']) + distill('here') + {SHORT}",
     "cut_to_mixture": "mix_layers | cut_to_mixture(0.6)",
     "distill": f"finetune(epochs=1, batch=8) | distill + {SHORT}",
     "drop_layers": "drop_layers(2)",
@@ -37,12 +38,14 @@ RECIPES = {  # a method without a row is used as it stands
     "soft_movement": f"soft_movement(pull=0.001, lr=3.0, begin=0.0) + {SHORT}",
     "sparse": "prune(0.5) | sparse",
     "repeat": "repeat(2, drop_layers(0.6))",
+    "unlabelled": f"mark('here') | unlabelled + distill('here', alpha=1.0) + {SHORT}",
     "watch": f"watch(2) + {SHORT}",
     "rewind": f"mark('here') | {SHORT} | rewind('here')",
 }
 CHANGES_NO_WEIGHT = {"mark"}
 ALIKE = {"train", "repeat", "mark", "head"}  # leave behind what others leave too: fine-tuned, cut, or plain
 ALIKE |= {"movement", "soft_movement", "l0", "smooth_movement", "second_order", "rpp", "lottery"}  # as magnitude does
+ALIKE |= {"pretrain", "unlabelled", "augment"}  # as fine-tuning does
 EXPAND = {"repeat", "lottery"}  # stand for other methods, whose names the history has
 CHAINS = [
     "mix_layers | drop_layers(2)",

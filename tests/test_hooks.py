@@ -563,12 +563,14 @@ def test_every_method_works_or_refuses_where_there_is_no_attention(bilstm, train
     save_folder(trained, tmp_path / "teacher")
     (tmp_path / "text.txt").write_text("the film was good and the story was bad")
     recipes = {
+        "augment": f"augment(2, 'delete') + distill(teacher={str(tmp_path / 'teacher')!r})",
         "cut_to_mixture": "mix_layers | cut_to_mixture(0.6)",
         "distill": f"distill(teacher={str(tmp_path / 'teacher')!r})",
         "mark": "mark('a')",
         "pretrain": f"pretrain({str(tmp_path / 'text.txt')!r})",
         "repeat": "repeat(2, train(epochs=1))",
         "rewind": "mark('a') | rewind('a')",
+        "unlabelled": f"unlabelled + distill(teacher={str(tmp_path / 'teacher')!r})",
     }
     refused = []
     for name in METHODS:

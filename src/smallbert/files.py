@@ -61,8 +61,10 @@ def grow_file(path: Path, lines: Callable[[int], Iterable[str]], step: int = 1) 
                     ends.append(ends[-1] + len(line))
             done = (len(ends) - 1) // step * step
             file.truncate(ends[done])
-            for text in lines(done):
+            for number, text in enumerate(lines(done), 1):
                 file.write(text.encode() + b"\n")
+                if number % step == 0:
+                    file.flush()
             file.flush()
             os.fsync(file.fileno())
             aside.replace(path)
