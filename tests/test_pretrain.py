@@ -159,6 +159,20 @@ def test_the_loss_is_that_of_a_reference(text, front, tokens):
     assert count and (tokens == "all") == bool((drawn.labels == UNKNOWN).any())
 
 
+def test_packed_and_padded_batches_have_the_same_loss(text):
+    phase = phase_of(f"mix_layers | pretrain({str(text)!r}, length=16)", small(), None)
+    phase.encoder.eval()
+    drawn, index = phase.stream.at(np.array([2, 0, 5, 1]), 9)
+    count = {"count": torch.tensor(float(drawn.units(index)))}
+    layouts = (Layout(False, 16), Layout(False, 16, multiple=16), Layout(True, 16, grain=32))
+    with torch.no_grad():
+        one, *others = [
+            phase.loss({STUDENT: make_batch(drawn, index, how, slots=6).with_tensors(count)}) for how in layouts
+        ]
+    for other in others:
+        torch.testing.assert_close(other, one, atol=1e-6, rtol=1e-5)
+
+
 def _alone():
     from smallbert.processes import processes
 
@@ -250,6 +264,18 @@ def test_resumed_is_equal_to_the_bit(text, tmp_path):
         again = run(recipe, small(), None, work=tmp_path / "work", pause=0.0)
     assert [step for step, _ in taken] == [7, 8, 9, 10, 11]
     assert is_same_state(again.encoder, run(recipe, small(), None).encoder)
+
+
+def test_work_on_another_text_is_not_taken_over(text, tmp_path):
+    recipe = f"pretrain({str(text)!r}, steps=3, length=16, batch=4)"
+    first = run(recipe, small(), None, work=tmp_path / "work")
+    with counted() as taken:
+        run(recipe, small(), None, work=tmp_path / "work")
+        assert not taken
+        text.write_text("the cast was cold")
+        other = run(recipe, small(), None, work=tmp_path / "work")
+    assert len(taken) == 3 and not is_same_state(first.encoder, other.encoder)
+    assert first.encoder.history[0]["plan"]["text"] != other.encoder.history[0]["plan"]["text"]
 
 
 def test_settings_that_cannot_work_are_refused(text, tmp_path):

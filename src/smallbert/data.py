@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 STUDENT = "student"
 BY_TOKEN = ("tag", "words")  # kinds with a label a token
-GUESSES = 64  # the number of words to guess in a batch is filled up to a multiple of this, for few shapes
+GUESSES = (
+    64  # words to guess in a batch are filled up to a multiple of this (many: of eight times this), for few shapes
+)
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,8 @@ def make_batch(
 def _guesses(labels: np.ndarray) -> dict[str, np.ndarray]:
     """The tokens that count and their labels, filled up by some that do not: [-, 7, -, 9] -> places [1, 3, 0, …]."""
     places = np.flatnonzero(labels != IGNORE)
-    room = -len(places) % GUESSES or (0 if len(places) else GUESSES)
+    step = GUESSES if len(places) < 16 * GUESSES else 8 * GUESSES
+    room = -len(places) % step if len(places) else step
     none = np.full(room, IGNORE, np.int64)
     return {
         "places": np.concatenate([places, np.zeros(room, np.int64)]),

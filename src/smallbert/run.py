@@ -165,8 +165,8 @@ def beginnings(recipe: Recipe, encoder: Encoder, task: Task | None) -> dict[str,
 
 
 def _so_far(phases: list[tuple[Method, ...]]) -> list[str]:
-    """For each phase the text of the recipe up to and with it."""
-    texts = [" + ".join(map(str, phase)) for phase in phases]
+    """For each phase the text of the recipe up to and with it, and of what files it reads."""
+    texts = [" + ".join(f"{method}{method.reads()}" for method in phase) for phase in phases]
     return [" | ".join(texts[: number + 1]) for number in range(len(texts))]
 
 

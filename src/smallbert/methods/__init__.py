@@ -156,6 +156,10 @@ class Method(Combines):
         """The recipe this stands for, where it is made of other methods."""
         return None
 
+    def reads(self) -> str:
+        """A fingerprint of the files it reads, if any: work on others is other work, whatever their names."""
+        return ""
+
     def data(self, phase: Any) -> Any:
         """Another stream of data for the phase than the task's own."""
         return None

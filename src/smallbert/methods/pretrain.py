@@ -41,8 +41,6 @@ class Pretrain(Train, _Corpus):
 
     def data(self, phase: Any) -> Any:
         """Blocks of the text, masked anew at every step."""
-        if adapting := [method.name for method in phase.methods if method.name == "head"]:
-            raise UserError(f"pretrain guesses words, and {adapting[0]} is for a task; put it into a phase of its own")
         files, encoder = text_files(self.text, self.name), phase.encoder
         length = min(self.length, longest_input(encoder))
         blocks = read_blocks(
@@ -51,12 +49,14 @@ class Pretrain(Train, _Corpus):
         phase.notes.append(f"read {len(blocks.tokens.ids):,} tokens of text in {len(blocks.tokens):,} blocks")
         return masked_stream(blocks, self.share, self.whole_words, self.tokens == "all")
 
+    def reads(self) -> str:
+        """The text."""
+        return f" of {fingerprint_of_text(self.text, self.name)}"
+
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """What text it was, and whether a new head stays."""
-        return {
-            "text": fingerprint_of_text(self.text, self.name),
-            "head": self.keep_head and WORDS not in encoder.heads,
-        }
+        new = self.keep_head and WORDS not in encoder.heads
+        return {"text": fingerprint_of_text(self.text, self.name), "head": new}
 
     def build(self, encoder: Any, plan: dict[str, Any]) -> None:
         """A head that stays is a part of the encoder."""

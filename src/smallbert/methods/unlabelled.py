@@ -21,6 +21,10 @@ class Unlabelled(Method):
     text: str = ""
     own: Literal["labelled", "unlabelled", "left out"] | None = None
 
+    def reads(self) -> str:
+        """The text."""
+        return f" of {fingerprint_of_text(self.text, self.name)}" if self.text else ""
+
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """What text it was."""
         return {"text": fingerprint_of_text(self.text, self.name)} if self.text else {}
