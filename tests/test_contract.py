@@ -2,6 +2,7 @@
 
 import json
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,10 +18,12 @@ from smallbert.tiny import SHAPES
 
 SHORT = "train(epochs=1, batch=8, lr=0.001)"
 TASK = toy_task("pair", 16)
+TEXT = str(Path(__file__).parent / "data" / "own" / "text.txt")
 RECIPES = {  # a method without a row is used as it stands
     "align": f"finetune(epochs=1, batch=8) | align('relations') + align('hidden', transform='linear') + {SHORT}",
     "bilstm": "bilstm(6, inner=5, embed=7)",
     "bottleneck": "bottleneck(layers=2, width=24, inner=8, heads=2, ffns=2, ffn=16, embed=8)",
+    "augment": f"mark('here') | augment(copies=2, ways=['nearest', 'grams']) + distill('here') + {SHORT}",
     "cut_to_mixture": "mix_layers | cut_to_mixture(0.6)",
     "distill": f"finetune(epochs=1, batch=8) | distill + {SHORT}",
     "drop_layers": "drop_layers(2)",
@@ -30,6 +33,7 @@ RECIPES = {  # a method without a row is used as it stands
     "magnitude": f"magnitude(0.5) + {SHORT}",
     "mark": "mark('here')",
     "movement": f"movement(0.5) + {SHORT}",
+    "pretrain": f"pretrain({TEXT!r}, epochs=2, lr=0.001, batch=4, length=16)",
     "prune": "prune(0.5)",
     "rpp": f"rpp(pull=10.0, steps=1) + {SHORT}",
     "second_order": f"second_order(0.5, events=2, gradients=8, block=8, examples=2, damp=1e-4) + {SHORT}",
@@ -40,6 +44,7 @@ RECIPES = {  # a method without a row is used as it stands
     "student": "student([0, 2], heads=2, ffn=20, start='slice')",
     "sparse": "prune(0.5) | sparse",
     "repeat": "repeat(2, drop_layers(0.6))",
+    "unlabelled": f"mark('here') | unlabelled + distill('here', alpha=1.0) + {SHORT}",
     "watch": f"watch(2) + {SHORT}",
     "rewind": f"mark('here') | {SHORT} | rewind('here')",
 }
@@ -47,6 +52,7 @@ CHANGES_NO_WEIGHT = {"mark"}
 ALIKE = {"train", "repeat", "mark", "head"}  # leave behind what others leave too: fine-tuned, cut, or plain
 ALIKE |= {"movement", "soft_movement", "l0", "smooth_movement", "second_order", "rpp", "lottery"}  # as magnitude does
 OTHER_MODEL = {"bilstm", "bottleneck"}  # put a model of another family in place of the encoder's
+ALIKE |= {"pretrain", "unlabelled", "augment"}  # as fine-tuning does
 EXPAND = {"repeat", "lottery"}  # stand for other methods, whose names the history has
 CHAINS = [
     "mix_layers | drop_layers(2)",

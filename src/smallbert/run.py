@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from smallbert.training.loop import CHECKPOINT_SECONDS, train
 from smallbert.training.phase import Phase
 
 if TYPE_CHECKING:
-    from smallbert.tasks import Task
+    from smallbert.tasks import Split, Task
 
 Say = Callable[[str, int, int, str], None]
 LATEST = "latest"
@@ -59,14 +60,16 @@ class Setting:
     memory: dict[str, dict[str, Any]] | None = None
     states: Path | None = None
 
-    def tokenise(self, tokenizer: Any) -> Stream:
-        """The task's training examples for a tokenizer, made once."""
+    def tokenise(self, tokenizer: Any, rows: Split | None = None) -> Stream:
+        """The task's training examples for a tokenizer, made once; or those of other rows."""
         if self.task is None:
             raise UserError("this recipe trains, so it needs a task: give --task")
         name = tokenizer_key(tokenizer)
+        report = lambda done, total: self.say("tokenising", done, total, "")  # noqa: E731
+        if rows is not None:
+            return tokenise(tokenizer, rows, self.task.kind, self.length, report)
         if name not in self.streams:
             rows = self.task.split("train")
-            report = lambda done, total: self.say("tokenising", done, total, "")  # noqa: E731
             self.streams[name] = tokenise(tokenizer, rows, self.task.kind, self.length, report)
         made = self.streams[name]
         return Stream(dict(made.views), made.labels, made.kind, made.windows, made.cut, made.notes)
@@ -119,7 +122,8 @@ def run_recipe(
         if outcome.diverged:
             break
     outcome.encoder.eval()
-    if outcome.steps and not outcome.diverged and task is not None and judge:
+    learned = any(_is_of_task(phase) and any(method.trains for method in phase) for phase in phases)
+    if outcome.steps and learned and not outcome.diverged and task is not None and judge:
         outcome.diverged = find_collapse(outcome.encoder, task, setting.seed, setting.length, say)
     return outcome
 
@@ -127,6 +131,11 @@ def run_recipe(
 def same_work(key: str, task: Task | None, seed: int, length: int) -> str:
     """What two runs have in common if equal beginnings of their recipes give equal weights."""
     return f"{key} {task and task.fingerprint} seed {seed} length {length}"
+
+
+def _is_of_task(methods: tuple[Method, ...]) -> bool:
+    """Whether a phase reads the task's own rows, so that what it trained can be judged by them, and teach."""
+    return all(type(method).data is Method.data for method in methods)
 
 
 def _phases(recipe: Recipe, encoder: Encoder, task: Task | None) -> list[tuple[Method, ...]]:
@@ -149,8 +158,8 @@ def beginnings(recipe: Recipe, encoder: Encoder, task: Task | None) -> dict[str,
 
 
 def _so_far(phases: list[tuple[Method, ...]]) -> list[str]:
-    """For each phase the text of the recipe up to and with it."""
-    texts = [" + ".join(map(str, phase)) for phase in phases]
+    """For each phase the text of the recipe up to and with it, and of what files it reads."""
+    texts = [" + ".join(f"{method}{method.reads()}" for method in phase) for phase in phases]
     return [" | ".join(texts[: number + 1]) for number in range(len(texts))]
 
 
@@ -168,7 +177,10 @@ def _run_phase(
         outcome = Outcome(done["encoder"].to(encoder.device), *done["counts"])
         outcome.notes, outcome.seconds = [*before.notes, *done["notes"]], done["seconds"]
         outcome.traces = done.get("traces", {})
-        marks[LATEST] = done.get("remembered") or outcome.encoder.copy()
+        outcome.encoder.spare = encoder.spare
+        if _is_of_task(methods):
+            marks[LATEST] = done.get("remembered") or outcome.encoder.copy()
+            marks[LATEST].spare = encoder.spare
         taken = Phase(outcome.encoder, methods, setting.task, setting.seed, marks)
         for method in methods:
             method.take_over(taken)
@@ -185,7 +197,8 @@ def _run_phase(
         checkpoint = None if kept is None else kept.with_suffix(".checkpoint")
         train(phase, setting.say, checkpoint, key, setting.pause, setting.states)
         outcome.steps += phase.step
-        outcome.epochs += phase.settings.epochs
+        steps = getattr(phase.settings, "steps", None)
+        outcome.epochs += steps / phase.steps_an_epoch if steps else phase.settings.epochs
         outcome.packed |= phase.packed
         outcome.diverged = phase.diverged
     else:
@@ -202,7 +215,8 @@ def _run_phase(
         later = [{**entry, "step": before.steps + entry["step"]} for entry in found]
         outcome.traces[name] = outcome.traces.get(name, []) + later
     if trains and not phase.diverged:
-        marks[LATEST] = encoder.copy()
+        if _is_of_task(methods):
+            marks[LATEST] = encoder.copy()
         if kept is not None:
             _keep(kept, key, outcome, len(before.notes))
     return outcome
@@ -222,11 +236,16 @@ def _change(encoder: Encoder, method: Method, setting: Setting) -> Encoder:
 
 def _prepare(phase: Phase, setting: Setting) -> None:
     """Find the data of a training phase, let its methods attach what they need, and hold what was settled before."""
-    streams = [stream for method in phase.methods if (stream := method.data(setting.task, phase.encoder)) is not None]
-    if len(streams) > 1:
+    phase.say, phase.work = setting.say, setting.work
+    streams = [stream for method in phase.methods if (stream := method.data(phase)) is not None]
+    adding = [method for method in phase.methods if type(method).rows is not Method.rows]
+    if len(streams) > 1 or (streams and adding):
         raise UserError("two methods of one phase both bring data; put them into phases of their own")
-    phase.tokenise = setting.tokenise
-    phase.stream = streams[0] if streams else setting.tokenise(phase.encoder.tokenizer)
+    rows = setting.task.split("train") if setting.task is not None and adding else None
+    for method in adding:
+        rows = method.rows(phase, rows)
+    phase.tokenise = partial(setting.tokenise, rows=rows)
+    phase.stream = streams[0] if streams else phase.tokenise(phase.encoder.tokenizer)
     most, longest = longest_input(phase.encoder), max(phase.stream.views[STUDENT].lengths, default=0)
     if longest > most:  # a student may have fewer places than the model that the length was chosen for
         raise UserError(f"the student reads at most {most} tokens, but a text has {longest}; give --length {most}")

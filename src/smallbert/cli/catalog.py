@@ -46,12 +46,13 @@ def inspect_folder(folder: Path | str) -> dict[str, Any]:
     """What a model folder holds, and what each preset would make of it."""
     from smallbert.measuring import cost
     from smallbert.measuring.disk import measure_bytes
+    from smallbert.model.encoder import HEAD
     from smallbert.model.folders import load_folder
 
     folder = Path(folder)
     encoder = load_folder(folder)
     config, steps = encoder.backbone.config, [entry["step"] for entry in encoder.history]
-    head = encoder.head if encoder.heads else None
+    head = encoder.head if HEAD in encoder.heads else None
     own, empty = folder / "encoder.json", encoder.copy().to("meta")
     return {
         "family": encoder.family,

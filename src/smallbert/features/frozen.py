@@ -20,6 +20,7 @@ from smallbert.features.plan import plan_store, states_fingerprint, tokens_finge
 from smallbert.features.store import Store, open_store
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
+from smallbert.model.words import WORDS
 from smallbert.training.phase import BACKBONE, HELD_STAGE, Phase
 
 READ = {"all": "all tokens", "first": "first tokens", "mean": "each text's mean"}
@@ -105,6 +106,7 @@ def why_not(phase: Phase) -> str | None:
         "a method changes the weights it computes with": bool(changed),
         "a method looks inside it or routes its layers": bool(phase.taps) or phase.route is not None,
         "a teacher reads the same batches": len(phase.readers()) > 1 or len(phase.stream.views) > 1,  # type: ignore[union-attr]
+        "what it reads is drawn anew": phase.stream.draw is not None,  # type: ignore[union-attr]
         "the connections between its layers are trained": encoder.connections is not None,
         "the head reads padding": any(getattr(head, "padded_to", 0) for head in encoder.heads.values()),
     }
@@ -113,7 +115,7 @@ def why_not(phase: Phase) -> str | None:
 
 def needed(encoder: Encoder) -> tuple[str | list[int], str]:
     """What its heads read of hidden states: ("all" or [the last], "all", "first" or "mean")."""
-    heads = list(encoder.heads.values())
+    heads = [head for name, head in encoder.heads.items() if name != WORDS]  # which never reads stored states
     many = encoder.mixture is not None or any(hasattr(head, "reads") for head in heads)
     alone = encoder.mixture is None or encoder.mixture.streams  # each token is mixed on its own
     tokens = "all"

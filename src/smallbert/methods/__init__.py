@@ -157,9 +157,17 @@ class Method(Combines):
         """The recipe this stands for, where it is made of other methods."""
         return None
 
-    def data(self, task: Any, encoder: Any) -> Any:
+    def reads(self) -> str:
+        """A fingerprint of the files it reads, if any: work on others is other work, whatever their names."""
+        return ""
+
+    def data(self, phase: Any) -> Any:
         """Another stream of data for the phase than the task's own."""
         return None
+
+    def rows(self, phase: Any, rows: Any) -> Any:
+        """The task's training rows for this phase, from those so far: more, fewer, or the same; a label may be None."""
+        return rows
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """Look at the encoder and the data and decide; plain JSON."""

@@ -188,10 +188,10 @@ class Align(Method):
         if self.tokens == "first":
             chosen = chosen & (batch.position_ids == 0)
         elif self.tokens in NEEDS:
-            marks = batch.words if self.tokens == "first_piece" else batch.labels
-            if marks is None or marks.shape != chosen.shape:
+            marks = batch.guessed() if self.tokens == "masked" else None if batch.words is None else batch.words >= 0
+            if marks is None:
                 raise self._needs()
-            chosen = chosen & (marks >= 0)
+            chosen = chosen & marks
         shares = batch.shares(chosen)
         return batch.rows(shares, 0.0) if self.what in ROWS else shares
 

@@ -12,7 +12,7 @@ from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.anatomy import words
 from smallbert.model.bilstm import BilstmConfig
-from smallbert.model.encoder import plain_config
+from smallbert.model.encoder import HEAD, plain_config
 from smallbert.model.replace import bare, check_bare, draw_backbone, reduced_words, replace_backbone
 
 READS = {"tag": "token", "answer": "token"}
@@ -37,7 +37,7 @@ class Bilstm(Method):
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """The config of the new model; the task says whether it reads tokens, texts or pairs."""
         check_bare(encoder, self.name)
-        kind = encoder.head.kind if encoder.heads else getattr(task, "kind", "classify")
+        kind = encoder.head.kind if HEAD in encoder.heads else getattr(task, "kind", "classify")
         pairs = task is not None and task.split("train").pairs is not None if self.pairs is None else self.pairs
         old, end = encoder.backbone.config, getattr(encoder.tokenizer, "sep_token_id", None)
         table: Any = words(encoder.backbone).weight

@@ -11,7 +11,7 @@ from transformers import MobileBertConfig
 from smallbert.data import longest_input
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.model.encoder import plain_config
+from smallbert.model.encoder import HEAD, plain_config
 from smallbert.model.replace import bare, check_bare, draw_backbone, reduced_words, replace_backbone
 
 
@@ -62,7 +62,7 @@ class Bottleneck(Method):
 
     def build(self, encoder: Any, plan: dict[str, Any]) -> None:
         """An empty one, and a head on it."""
-        replace_backbone(encoder, bare(plan["config"], pooler=not encoder.heads))
+        replace_backbone(encoder, bare(plan["config"], pooler=HEAD not in encoder.heads))
 
     def fill(self, encoder: Any, before: Any, plan: dict[str, Any], task: Any, seed: int) -> None:
         """Drawn, all but the words; padding is no word, and must be nothing beside one."""

@@ -15,7 +15,8 @@ from torch.nn import functional
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.batch import Batch
-from smallbert.model.heads import same_labels
+from smallbert.model.heads import IGNORE, same_labels
+from smallbert.model.words import WORDS, need_word_head
 
 
 class Distill(Method):
@@ -37,8 +38,9 @@ class Distill(Method):
 
     def attach(self, phase: Any) -> None:
         """Find the teacher, and see that it answers in the student's terms."""
-        theirs, ours = phase.teacher(self.teacher).head, phase.encoder.head
-        if theirs.kind != ours.kind or theirs.out.out_features != ours.out.out_features:
+        teacher, ours = phase.teacher(self.teacher), phase.encoder.heads[phase.head]
+        theirs = need_word_head(teacher, "the teacher") if phase.head == WORDS else teacher.head
+        if theirs.kind != ours.kind or theirs.outputs != ours.outputs:
             raise UserError(f"the teacher's head ({theirs.kind}) does not fit the student's ({ours.kind})")
         if not same_labels(theirs.labels, ours.labels):
             raise UserError(
@@ -56,12 +58,12 @@ class Distill(Method):
 
     def loss(self, step: Any) -> dict[str, Tensor]:
         """The teacher looks at the same texts, in evaluation mode, without gradients."""
-        kind, scores = step.phase.encoder.head.kind, step.taught(self.teacher).scores
-        counts, theirs = None, step.batch_for(self.teacher)
+        phase, scores = step.phase, step.taught(self.teacher).scores
+        kind, counts, theirs = phase.encoder.heads[phase.head].kind, None, step.batch_for(self.teacher)
         if kind == "tag" and theirs is not step.batch:
             scores, counts = by_words(scores, theirs, step.batch)
         each = divergence(kind, step.scores, scores, step, self.temperature, self.metric)
-        return {step.phase.name_of(self): step.mean(each if counts is None else each * counts.flatten())}
+        return {phase.name_of(self): step.mean(each if counts is None else each * counts.flatten())}
 
 
 def divergence(
@@ -73,9 +75,9 @@ def divergence(
         each = (student - teacher).squeeze(-1) ** 2
     elif kind == "classify":
         each = measure(student, teacher, temperature)
-    elif kind == "tag":
-        each = measure(student.flatten(0, 1), teacher.flatten(0, 1), temperature)
-        return each * ((batch.labels >= 0) & batch.tokens()).flatten()
+    elif kind in ("tag", "words"):
+        each = measure(student.flatten(0, -2), teacher.flatten(0, -2), temperature)
+        return each * (batch.labels.flatten() != IGNORE) * batch.labelled_tokens()
     elif metric == "mse":  # over the places that a text has
         squares = batch.rows(((student - teacher) ** 2).mean(-1), 0.0).sum(-1)
         each = squares / batch.rows(batch.tokens().float(), 0.0).sum(-1).clamp(min=1)

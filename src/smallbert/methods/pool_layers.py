@@ -123,7 +123,7 @@ class PoolLayers(Method):
                 "a pooler beside the plain head learns in the same pass, so write it in the same phase: "
                 "pool_layers(detach=True) + finetune"
             )
-        phase.reads = PLAIN
+        phase.head = PLAIN
         if self.detach:  # gradients are clipped by their joint norm, and the encoder must not feel the pooler's
             phase.clipped_apart.update(phase.encoder.head.parameters())
 
@@ -133,7 +133,7 @@ class PoolLayers(Method):
             return {}
         pooler, states = step.phase.encoder.head, step.states.hidden
         scores = pooler([state.detach() for state in states] if self.detach else states, step.batch)
-        return {"pooler": step.mean(losses(pooler, scores, step.batch))}
+        return {"pooler": step.mean(losses(pooler, scores, step.batch), step.batch.labelled)}
 
     def after_backward(self, phase: Any) -> None:
         """Clip what nobody else does."""

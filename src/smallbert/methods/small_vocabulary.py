@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from smallbert.corpus import fingerprint_of_text
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.anatomy import anatomy, replace_module, words
+from smallbert.model.words import drop_word_head
 
 SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 LETTERS = 1000  # no more different ones
@@ -32,6 +34,12 @@ class SmallVocabulary(Method):
             raise UserError(
                 f"small_vocabulary: size is a number of word pieces above {2 * len(SPECIAL)}, not {self.size}"
             )
+
+    def reads(self) -> str:
+        """The text."""
+        if self.text is None or not Path(self.text).is_file():  # `plan` says what is wrong
+            return ""
+        return f" of {fingerprint_of_text(self.text, self.name)}"
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """The pieces, and the new numbers of special ones; without texts to look at, only how many there may be."""
@@ -62,6 +70,7 @@ class SmallVocabulary(Method):
         pad = plan["numbers"].get(str(old.padding_idx), old.padding_idx)
         table = nn.Embedding(plan["size"], old.embedding_dim, padding_idx=pad if (pad or 0) < plan["size"] else None)
         replace_module(encoder.backbone, anatomy(encoder.backbone).words, table.to(encoder.device))
+        drop_word_head(encoder)
 
     def fill(self, encoder: Any, before: Any, plan: dict[str, Any], task: Any, seed: int) -> None:
         """The new tokenizer, and for each of its pieces the mean of the old rows of the same letters."""

@@ -7,7 +7,7 @@ from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.methods.drop_layers import CHOICES
 from smallbert.model.anatomy import anatomy
-from smallbert.model.encoder import load, skeleton
+from smallbert.model.encoder import HEAD, load, skeleton
 from smallbert.model.replace import (
     check_bare,
     draw_backbone,
@@ -57,7 +57,7 @@ class Student(Method):
         if self.model is not None:
             check_bare(encoder, self.name)
             other = load(self.model)
-            ready = bool(encoder.heads and other.heads and _alike(encoder.head, other.head))
+            ready = bool(HEAD in encoder.heads and HEAD in other.heads and _alike(encoder.head, other.head))
             taken = pooler_of(other) is not None
             return {"config": other.base, "history": other.history, "ready": ready, "from_pooler": taken}
         check_layers(encoder, self.name)
@@ -100,7 +100,7 @@ class Student(Method):
         """The other model's weights; or what was cut out or drawn. Copied layers have theirs already."""
         if self.model is not None:
             other = load(self.model)
-            encoder.tokenizer = other.tokenizer
+            encoder.tokenizer, encoder.spare = other.tokenizer, other.spare
             if plan["ready"]:
                 encoder.load_state_dict(other.state_dict())
                 return

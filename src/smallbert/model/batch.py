@@ -29,9 +29,11 @@ class Batch:
     present: Tensor | None = None  # (size,) 1.0 for a real sequence, 0.0 for one that only fills the shape
     labels: Tensor | None = None
     words: Tensor | None = None  # the number of the word that begins at each token, -1 where none does
+    places: Tensor | None = None  # for words to be guessed: which tokens they are, counted through all rows
     count: Tensor | None = None  # how many losses the whole batch gives, over all processes
-    hidden: Tensor | None = None  # (states, *input_ids.shape, width) where a frozen backbone has read it before
+    labelled: Tensor | None = None  # how many of them have a label, where some have none
     texts: Tensor | None = None  # how many sequences the whole batch has, over all processes
+    hidden: Tensor | None = None  # (states, *input_ids.shape, width) where a frozen backbone has read it before
 
     @property
     def packed(self) -> bool:
@@ -94,6 +96,18 @@ class Batch:
             return real.unsqueeze(0)
         mask = torch.ones_like(self.input_ids) if self.attention_mask is None else self.attention_mask
         return mask > 0 if self.present is None else (mask > 0) & (self.present > 0).unsqueeze(1)
+
+    def labelled_tokens(self) -> Tensor:
+        """Whether the token of each label is a real one, in the order of the labels laid flat."""
+        real = self.tokens().flatten()
+        return real if self.places is None else real.index_select(0, self.places)
+
+    def guessed(self) -> Tensor | None:
+        """Which places hold a word to be guessed whose label is known, as a mask of the shape of `input_ids`."""
+        if self.places is None or self.labels is None:
+            return None
+        count = torch.zeros_like(self.input_ids).flatten()  # places that only fill the shape have no label, and add 0
+        return (count.index_add(0, self.places, (self.labels >= 0).to(count.dtype)) > 0).view_as(self.input_ids)
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""

@@ -74,6 +74,7 @@ class Encoder(nn.Module):
         self.stride: Stride | None = None
         self.history: list[dict[str, Any]] = []
         self.source = ""  # where it came from, for the card
+        self.spare: dict[str, Tensor] = {}  # what the model file had of a masked-LM head; never saved
         count = getattr(backbone.config, row.count)
         groups = len(layers(backbone))
         self.order: list[int] = [place * groups // count for place in range(count)]
@@ -122,19 +123,21 @@ class Encoder(nn.Module):
     def as_read(self, batch: Batch) -> Batch:
         """The batch as its heads want to see it: one that reads padding wants the same of it for every text."""
         length = max((head.padded_to for head in self.heads.values() if isinstance(head, Pooler)), default=0)
-        return pad_to(batch, length, self.backbone.config.pad_token_id or 0) if length else batch
+        if not length or batch.places is not None:  # words are guessed where they stand, and by no pooler
+            return batch
+        return pad_to(batch, length, self.backbone.config.pad_token_id or 0)
 
     def read(self, states: States, batch: Batch, head: str = HEAD) -> Tensor:
         """The scores that a head gives to what a walk saw."""
         return self._score(states.hidden, batch, self.heads[head])  # type: ignore[arg-type]
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Scores of the task head, or hidden features where there is no head; no hidden state is kept for long."""
+    def forward(self, batch: Batch, head: str = HEAD) -> Tensor:
+        """Scores of a head, the task's; hidden features where there is none; no hidden state is kept for long."""
         batch = self.as_read(batch)
         walked = walk(self.backbone, self.order, batch, None, self.connections, self.stride)  # runs when it is asked
         states: Iterable[Tensor] = walked if batch.hidden is None else self._stored(batch.hidden)
-        if HEAD in self.heads:
-            return self._score(states, batch, self.head)
+        if head in self.heads:
+            return self._score(states, batch, self.heads[head])  # type: ignore[arg-type]
         return _last(states) if self.mixture is None else self.mixture(states, batch)
 
     def _stored(self, hidden: Tensor) -> list[Tensor]:
@@ -142,13 +145,13 @@ class Encoder(nn.Module):
         dtypes = [one.dtype for one in (self.heads if self.heads else self).parameters()]
         return list(hidden.to(min(dtypes, key=lambda dtype: dtype.itemsize)))
 
-    def look(self, batch: Batch, wanted: Wanted, scores: bool = True) -> Seen:
-        """What is wanted of states and parts of layers (see `tap`), and the head's scores; no more is kept or run."""
+    def look(self, batch: Batch, wanted: Wanted, scores: bool = True, head: str = HEAD) -> Seen:
+        """What is wanted of states and parts of layers (see `tap`), and a head's scores; no more is kept or run."""
         seen = Seen()
         walked = walk(self.backbone, self.order, batch, None, self.connections, self.stride)
         with closing(tap(walked, self.backbone, wanted, seen.taps)) as states:  # type: ignore[type-var]
             if scores:
-                seen.scores = self._score(states, batch, self.head)
+                seen.scores = self._score(states, batch, self.heads[head])  # type: ignore[arg-type]
             else:  # what a layer does is known when its output is
                 last = max(place + (role != "hidden") for role, places in wanted.items() for place in places)
                 deque(islice(states, last + 1), maxlen=0)

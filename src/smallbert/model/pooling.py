@@ -56,6 +56,11 @@ class Pooler(nn.Module):
         self.kind, self.labels, self.reads, self.padded_to = kind, labels, reads, padded_to
 
     @property
+    def outputs(self) -> int:
+        """How many scores it gives."""
+        return self.out.out_features
+
+    @property
     def whole(self) -> bool:
         """Whether it judges whole texts, not tokens one by one."""
         return self.kind in ("classify", "regress")

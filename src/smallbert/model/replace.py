@@ -11,8 +11,9 @@ from transformers import AutoConfig, AutoModel
 
 from smallbert.errors import UserError
 from smallbert.model.anatomy import anatomy, layers, part, replace_module, words
-from smallbert.model.encoder import Encoder, plain_config, skeleton
+from smallbert.model.encoder import HEAD, Encoder, plain_config, skeleton
 from smallbert.model.heads import Head, initialise
+from smallbert.model.words import drop_word_head
 
 
 def replace_backbone(encoder: Encoder, new: Encoder) -> None:
@@ -20,6 +21,7 @@ def replace_backbone(encoder: Encoder, new: Encoder) -> None:
     device = encoder.device
     encoder.backbone, encoder.pooler, encoder.packable = new.backbone, new.pooler, new.packable
     encoder.order = list(new.order)
+    drop_word_head(encoder)
     for name, old in list(encoder.heads.items()):
         assert isinstance(old, Head)
         head = Head(old.kind, old.out.out_features, new.backbone.config, old.labels, old.pool)
@@ -40,7 +42,7 @@ def check_bare(encoder: Encoder, name: str) -> None:
 
 def pooler_of(encoder: Encoder, plan: dict[str, Any] | None = None) -> nn.Module | None:
     """The pretrained dense layer above the last one, in waiting or as part of a head that has taken it over."""
-    if not encoder.heads:
+    if HEAD not in encoder.heads:
         return encoder.pooler
     plans = [plan] if plan is not None else [entry["plan"] for entry in encoder.history]
     taken = [one["from_pooler"] for one in plans if "from_pooler" in one]

@@ -8,7 +8,6 @@ from torch import nn
 
 from smallbert.errors import UserError
 from smallbert.model.anatomy import anatomy, layers, replace_module
-from smallbert.model.pooling import Pooler
 
 if TYPE_CHECKING:
     from smallbert.model.encoder import Encoder
@@ -34,7 +33,6 @@ def keep_layers(encoder: Encoder, kept: list[int]) -> None:
     if kinds is not None:
         config.layer_types = [kinds[place] for place in kept]
     setattr(config, row.count, len(kept))
-    poolers = [head for head in encoder.heads.values() if isinstance(head, Pooler)]
-    for reader in (encoder.mixture, encoder.connections, *poolers):
-        if reader is not None:
-            reader.keep(kept)
+    for reader in (encoder.mixture, encoder.connections, *encoder.heads.values()):
+        if (keep := getattr(reader, "keep", None)) is not None:  # a plain head reads the last layer, whichever it is
+            keep(kept)

@@ -177,19 +177,21 @@ class _Plan:
     def batches(self, step: int, device: torch.device | str = "cpu") -> Batches:
         """The batch of a step, this process's share of it, in every view."""
         whole = self.epoch(step // self.steps_per_epoch)[step % self.steps_per_epoch]
-        count = torch.tensor(float(max(1, self.stream.units(whole))))
-        texts = torch.tensor(float(len(whole)))
+        stream, whole = self.stream.at(whole, _mix(self.seed, step, 11))
+        counts = {"count": max(1, stream.units(whole)), "texts": len(whole)}
+        if stream.is_partly_labelled:
+            counts["labelled"] = max(1, stream.labelled(whole))
+        told = {name: torch.tensor(float(value)) for name, value in counts.items()}
         mine = whole[self.rank :: self.world]
-        made = {}
-        for view in self.stream.views:
-            some = mine if len(mine) else whole[:1]
+        some, made = mine if len(mine) else whole[:1], {}
+        for view in stream.views:
             if self.states is None:
-                batch = make_batch(self.stream, some, self.layout, slots=self.slots, view=view)
+                batch = make_batch(stream, some, self.layout, slots=self.slots, view=view)
             else:
                 batch = self.states.make_batch(some, self.layout, self.slots)
             if not len(mine) and batch.present is not None:
                 batch.present.zero_()  # a process without an example of its own still takes part in the step
-            made[view] = batch.with_tensors({"count": count, "texts": texts}).to(device)
+            made[view] = batch.with_tensors(told).to(device)
         return made
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,6 +50,8 @@ class Phase:
         self.methods = sorted(methods, key=lambda method: method.stage)  # stable: equal stages keep their order
         self.settings: Any = next((method for method in methods if method.is_train_setting), None)
         self.stream: Stream | None = None
+        self._head = HEAD
+        self.work: Path | None = None  # a folder for what may be made once and found again after a kill
         self.tokenise: Callable[[Any], Stream] = lambda tokenizer: _no_stream()
         self.device = encoder.device
         self.modules = nn.ModuleDict()  # trained beside the encoder, gone when the phase ends
@@ -58,7 +61,6 @@ class Phase:
         self.frozen: list[nn.Parameter] = []  # what a method wants left as it is while the phase trains
         self.rates: list[tuple[list[nn.Parameter], float]] = []  # parameters with a learning rate of their own
         self.clipped_apart: set[nn.Parameter] = set()  # what a method clips by itself
-        self.reads = HEAD  # the head that the task's loss, and whatever reads scores, is about
         self.taps: set[str] = set()
         self._route: Route | None = None
         self.step, self.total = 0, 0
@@ -103,7 +105,8 @@ class Phase:
     @property
     def planned_steps(self) -> int:
         """How many steps the phase is going to take; what `total` is once it trains."""
-        return max(1, round(self.settings.epochs * self.steps_an_epoch))
+        steps = getattr(self.settings, "steps", None)
+        return steps or max(1, round(self.settings.epochs * self.steps_an_epoch))
 
     @property
     def route(self) -> Route | None:
@@ -115,6 +118,17 @@ class Phase:
         if self._route is not None:
             raise UserError("two methods of one phase both route the layers; put them into phases of their own")
         self._route = route
+
+    @property
+    def head(self) -> str:
+        """The name of the head whose scores are learned; one method of a phase may choose another than the task's."""
+        return self._head
+
+    @head.setter
+    def head(self, head: str) -> None:
+        if self._head != HEAD:
+            raise UserError("two methods of one phase both choose what is learned; put them into phases of their own")
+        self._head = head
 
     @property
     def rate(self) -> Tensor | float:
@@ -189,7 +203,7 @@ class Phase:
         batch = self.encoder.as_read(batches[STUDENT])
         with self.as_seen(runs=batch.hidden is None), torch.autocast(self.device.type, enabled=False):
             states = self.encoder.states(batch, tuple(sorted(self.taps)), self.route)
-            return Step(self, {**batches, STUDENT: batch}, states, self.encoder.read(states, batch, self.reads))
+            return Step(self, {**batches, STUDENT: batch}, states, self.encoder.read(states, batch, self.head))
 
     def loss(self, batches: dict[str, Batch]) -> Tensor:
         """The whole loss of a batch: the task's own and the methods' terms, each with its weight."""
@@ -203,7 +217,8 @@ class Phase:
                     )
                 terms[name] = value
         if step.batch.labels is not None and not self._is_off("task"):
-            terms["task"] = step.mean(losses(self.encoder.head, step.scores, step.batch))
+            each = losses(self.encoder.heads[self.head], step.scores, step.batch)
+            terms["task"] = step.mean(each, step.batch.labelled)
         total = [self._weight(name) * value for name, value in terms.items()]
         if not total:
             raise UserError("this phase has nothing to learn from: no labels and no method with a loss")
@@ -290,9 +305,12 @@ class Step:
             self._taught[teacher] = self.phase.teachers.look(teacher, self.batch_for(teacher))
         return self._taught[teacher]
 
-    def mean(self, each: Tensor) -> Tensor:
-        """The mean of one loss a sequence (or a token), over the batches of all processes together."""
-        count = self.batch.count
+    def mean(self, each: Tensor, count: Tensor | None = None) -> Tensor:
+        """The mean of one loss a sequence (or a token), over the batches of all processes together.
+
+        Of losses that rows without a label do not have, the mean is over `batch.labelled` of them.
+        """
+        count = self.batch.count if count is None else count
         if count is None:
             count = each.new_tensor(float(each.shape[0])) if self.batch.present is None else self.batch.present.sum()
         return each.float().sum() / count

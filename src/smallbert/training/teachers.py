@@ -11,7 +11,8 @@ import torch
 from smallbert.data import STUDENT, longest_input, tokenizer_key
 from smallbert.errors import UserError
 from smallbert.model.batch import Batch
-from smallbert.model.encoder import Encoder, Seen, load
+from smallbert.model.encoder import HEAD, Encoder, Seen, load
+from smallbert.model.words import WORDS
 
 if TYPE_CHECKING:
     from smallbert.training.phase import Phase
@@ -84,9 +85,9 @@ class Teachers(dict[str, Teacher]):
 
     def look(self, name: str, batch: Batch) -> Seen:
         """What a teacher makes of a batch: in evaluation mode, without gradients, only what was asked for."""
-        teacher = self[name]
+        teacher, head = self[name], WORDS if self.phase.head == WORDS else HEAD
         with torch.no_grad():
-            return teacher.encoder.look(batch, teacher.wanted, teacher.scores)
+            return teacher.encoder.look(batch, teacher.wanted, teacher.scores, head)
 
 
 def view_of(teacher: str) -> str:
