@@ -215,7 +215,7 @@ def test_any_other_checkpoint_with_its_own_tokenizer(kin, tmp_path):
         assert torch.equal(run(f"student(model='{tmp_path / 'bare'}')", trained(), TASK).encoder.head.dense.weight,
                            bare.pooler.weight)  # fmt: skip
     phase = phase_of(f"{recipe} | distill + train(epochs=1, batch=8)", trained("roberta"), TASK)
-    assert set(phase.stream.views) == {"student", "teacher"}
+    assert set(phase.stream.views) == {"student", "teacher latest"}
 
 
 def test_a_checkpoint_of_this_very_task_keeps_its_head(tmp_path):

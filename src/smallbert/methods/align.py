@@ -230,7 +230,9 @@ class Align(Method):
         return UserError(f"align(tokens={self.tokens!r}) needs {NEEDS[self.tokens]}, and this one does not")
 
     def _check_reach(self, model: Encoder) -> None:
-        """Refuse a family without what is wanted."""
+        """Refuse a family without what is wanted, and layers that see other tokens than the batch has."""
+        if model.stride is not None:
+            raise UserError(f"align: layers with a stride read joined tokens, so {self.what} differ; compare 'hidden'")
         for role in self.of if self.what == "relations" else "qk":
             part(model.backbone, layers(model.backbone)[0], role)
 

@@ -23,7 +23,8 @@ def replace_backbone(encoder: Encoder, new: Encoder) -> None:
     encoder.order = list(new.order)
     drop_word_head(encoder)
     for name, old in list(encoder.heads.items()):
-        assert isinstance(old, Head)
+        if not isinstance(old, Head):
+            raise UserError("a pooler reads the layers of the model it was made for; put pool_layers behind the new")
         head = Head(old.kind, old.out.out_features, new.backbone.config, old.labels, old.pool)
         if encoder.pooler is not None and head.dense is not None:
             head.dense = encoder.pooler  # type: ignore[assignment]
