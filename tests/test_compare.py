@@ -7,6 +7,7 @@ import torch
 
 from smallbert import compare as study
 from smallbert import make
+from smallbert.answering import match_labels
 from smallbert.errors import RunError, UserError
 from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.shelf import load_card, load_cards
@@ -181,10 +182,10 @@ def test_labels_in_another_order_are_put_right(start):
         turned.head.out.weight.copy_(encoder.head.out.weight.flip(0))
         turned.head.out.bias.copy_(encoder.head.out.bias.flip(0))
     turned.head.labels = ["good", "bad"]
-    right = make.match_labels(turned, task)
+    right = match_labels(turned, task)
     assert torch.equal(right.head.out.weight, encoder.head.out.weight) and right.head.labels == ["bad", "good"]
     with pytest.raises(UserError, match="no task head"):
-        make.match_labels(start.encoder, task)
+        match_labels(start.encoder, task)
 
 
 def test_the_readme_of_a_model_runs(start, tmp_path):

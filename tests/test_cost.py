@@ -10,16 +10,15 @@ from smallbert.errors import UserError
 from smallbert.measuring import cost
 from smallbert.measuring.card import FIELDS
 from smallbert.measuring.cost import (
-    PARTS,
     WARM,
     count_macs,
     count_parameters,
     measure,
-    measure_bytes,
     measure_latencies,
     measure_latency,
     measure_throughput,
 )
+from smallbert.measuring.disk import PARTS, measure_bytes
 from smallbert.methods.drop_layers import DropLayers
 from smallbert.methods.head import Head
 from smallbert.methods.mix_layers import MixLayers

@@ -67,7 +67,7 @@ def trained_phase(recipe, family="bert", left=1.0):
     encoder.apply_method(METHODS["head"](), head)
     METHODS["head"]().fill(encoder, encoder, head, None, 0)
     (methods,) = Recipe(recipe)
-    phase = Phase(encoder, tuple(methods), None, 0, {})
+    phase = Phase(encoder, tuple(methods), None, 0, {"latest": encoder.copy()})
     phase.stream = make_stream()
     if left < 1:
         prune_once(encoder, maskable(encoder), left, "local")
@@ -97,6 +97,8 @@ def run(recipe, family="bert"):
         "smooth_movement(0.3) + ",
         "second_order(0.3, events=3, gradients=8, damp=1e-4) + ",
         "rpp(pull=0.5, steps=10) + ",
+        "distill + ",
+        "align('attention', metric='kl') + align('relations') + align(transform='linear', schedule='stacked') + ",
     ],
 )
 def test_recorded_steps_equal_plain_steps(method):

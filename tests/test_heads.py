@@ -74,7 +74,7 @@ def test_shapes_and_seeds(kind, family):
 
 def test_a_pretrained_pooler_becomes_the_head(tiny, family):
     given = tiny(family)
-    taken = family in ("bert", "albert")
+    taken = family in ("bert", "albert", "mobilebert")
     assert (given.pooler is not None) == taken
     result = run("head", given, toy_task()).encoder
     assert result.history[0]["plan"]["from_pooler"] == taken

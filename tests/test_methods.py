@@ -25,7 +25,7 @@ from toys import (
 from smallbert.data import Layout, make_batch
 from smallbert.errors import UserError
 from smallbert.methods import METHODS, Method
-from smallbert.methods.distill import TEACHER, divergence
+from smallbert.methods.distill import divergence
 from smallbert.methods.drop_layers import CHOICES
 from smallbert.methods.quantize import WholeEmbedding, WholeLinear
 from smallbert.model.folders import load_folder, save_folder
@@ -33,6 +33,7 @@ from smallbert.tasks.task import Split
 from smallbert.tiny import make_tokenizer
 from smallbert.training.masks import maskable
 from smallbert.training.schedule import Schedule, warmup_then_linear
+from smallbert.training.teachers import view_of
 
 TASK = toy_task("classify", 24)
 WHOLE = "train(epochs=4, batch=24, lr=0.003, warmup=0.0, dropout=0.0)"  # four steps of one batch that holds everything
@@ -250,6 +251,34 @@ def test_divergence_is_the_textbook_formula(kind, packed):
         assert (found[5:] == 0).all()  # rows that only fill the shape
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", ["classify", "regress", "tag", "answer"])
+def test_other_metrics_of_scores(kind, packed):
+    task = toy_task(kind, 24)
+    encoder = run("head", small(), task).encoder
+    batch = batch_of(encoder, task, packed=packed, slots=7)
+    step = type("Step", (), {"batch": batch})
+    student = scores_of(encoder, task, packed=packed, slots=7)
+    teacher = student + torch.randn(student.shape, generator=torch.Generator().manual_seed(0))
+    measure = lambda ours, theirs, metric: divergence(kind, ours, theirs, step, 3.0, metric)  # noqa: E731
+    assert (measure(student, student, "mse") == 0).all()
+    if kind == "regress":
+        assert torch.equal(measure(student, teacher, "mse"), measure(student, teacher, "kl"))
+        return
+    entropy = measure(teacher, teacher, "ce")
+    torch.testing.assert_close(
+        measure(student, teacher, "ce"), entropy + measure(student, teacher, "kl"), atol=1e-3, rtol=1e-4
+    )
+    apart = (student - teacher).square().mean(-1)
+    if kind == "tag":
+        wanted = (apart * (batch.labels >= 0)).flatten()
+    elif kind == "answer":
+        wanted = batch.mean(apart[..., None])[:, 0] * batch.present
+    else:
+        wanted = apart * batch.present
+    torch.testing.assert_close(measure(student, teacher, "mse"), wanted)
+
+
 @pytest.mark.parametrize("kind", ["classify", "tag", "answer"])
 def test_a_student_that_is_its_teacher_has_nothing_to_learn(kind):
     task = toy_task(kind, 24)
@@ -274,7 +303,7 @@ def test_a_distilbert_student_leaves_the_token_types_to_its_teacher(tmp_path):
     step = phase.look_at({"student": batch})
     assert batch.token_type_ids.sum() > 0
     own = scores_of(teacher, task, index=range(6), split="train")
-    assert torch.equal(found(step.batch_for(TEACHER)), own)
+    assert torch.equal(found(step.batch_for(str(tmp_path / "teacher"))), own)
     without = found(replace(batch, token_type_ids=torch.zeros_like(batch.token_type_ids)))
     assert not torch.allclose(without, own, atol=1e-4)  # it would have noticed
 
@@ -328,8 +357,9 @@ def test_a_teacher_with_another_tokenizer_reads_its_own_view(tmp_path):
     save_folder(teacher, tmp_path / "teacher")
     recipe = f"distill(teacher={str(tmp_path / 'teacher')!r}) + {WHOLE}"
     phase = phase_of(recipe, small("bert"), task)
-    assert set(phase.stream.views) == {"student", TEACHER}
-    batch = make_batch(phase.stream, np.arange(6), Layout(False, 64), view=TEACHER)
+    view = view_of(str(tmp_path / "teacher"))
+    assert set(phase.stream.views) == {"student", view}
+    batch = make_batch(phase.stream, np.arange(6), Layout(False, 64), view=view)
     own = scores_of(teacher, task, index=range(6), split="train")
     assert torch.equal(phase.teacher(str(tmp_path / "teacher"))(batch), own)
     run(recipe, small("bert"), task)
@@ -339,10 +369,12 @@ def test_a_teacher_with_another_tokenizer_reads_its_own_view(tmp_path):
     save_folder(tagger, tmp_path / "tagger")
     same = phase_of(f"distill(teacher={str(tmp_path / 'tagger')!r}) + {WHOLE}", small("distilbert"), words)
     assert set(same.stream.views) == {"student"}
-    tagger.tokenizer = teacher.tokenizer
-    save_folder(tagger, tmp_path / "tagger")
+    spans = toy_task("answer", 24)
+    reader = run("head", small("bert", seed=3), spans).encoder
+    reader.tokenizer = teacher.tokenizer
+    save_folder(reader, tmp_path / "reader")
     with pytest.raises(UserError, match="another tokenizer"):
-        run(f"distill(teacher={str(tmp_path / 'tagger')!r}) + {WHOLE}", small("distilbert"), words)
+        run(f"distill(teacher={str(tmp_path / 'reader')!r}) + {WHOLE}", small("distilbert"), spans)
 
 
 def test_a_teacher_must_answer_in_the_same_terms(encoder, tmp_path):

@@ -255,7 +255,7 @@ def test_any_text_is_a_recipe_or_a_user_error(text: str) -> None:
         ("toy_teach(teacher=3)", "teacher must be str or None, but 3 (int) was given", None),
         ("toy_teach(teacher=toy_shrink)", "teacher must be str or None", None),
         ("toy_odd(numbers=['a'])", "numbers must be list of int, but ['a'] (list) was given", None),
-        ("toy_odd(table={1: 2})", "a setting is a number, a text in quotes", "{1: 2}"),
+        ("toy_odd(table={1.5: 2})", "a setting is a number, a text in quotes", "{1.5: 2}"),
         ("toy_odd(share='x')", "share must be int, float or bool, but 'x' (str) was given", None),
         ("toy_again(2)", "toy_again needs 'inner'; its settings are: times, inner", None),
         ("toy_again(2, 3)", "inner must be a recipe, but 3 (int) was given", None),

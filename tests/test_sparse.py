@@ -14,7 +14,8 @@ from smallbert.cli.catalog import inspect_folder
 from smallbert.errors import UserError
 from smallbert.export import export_hugging_face, export_onnx
 from smallbert.measuring import cost
-from smallbert.measuring.cost import count_macs, count_parameters, measure_bytes, measure_latency
+from smallbert.measuring.cost import count_macs, count_parameters, measure_latency
+from smallbert.measuring.disk import measure_bytes, tensor_bytes
 from smallbert.measuring.pruned import note_zeros
 from smallbert.methods.head import Head
 from smallbert.model import zeros
@@ -84,7 +85,7 @@ def folder_bytes(encoder, path):
     """Bytes on disk of the matrices of the layers, and what a card says of the backbone."""
     save_folder(encoder, path)
     names = [f"backbone.{name}." for name, _ in linears(encoder.backbone)]
-    sizes = cost._tensor_bytes(path / "model.safetensors")
+    sizes = tensor_bytes(path / "model.safetensors")
     prefix = "" if any(name.startswith("backbone.") for name in sizes) else "backbone."
     sizes = {f"{prefix}{name}".replace("backbone.bert.", "backbone."): size for name, size in sizes.items()}
     kinds = ("weight", "gaps", "values")

@@ -95,7 +95,7 @@ def test_taps_see_q_k_v_of_every_layer(tiny, family):
     states = encoder.states(padded, taps=("q", "k", "v"))
     for role in ("q", "k", "v"):
         assert len(states.taps[role]) == len(encoder.order)
-        assert all(tap.shape == states.last.shape for tap in states.taps[role])
+        assert all(tap.shape == states.last.shape for tap in states.taps[role].values())
     assert not torch.equal(states.taps["q"][0], states.taps["v"][0])
     assert before == sum(len(module._forward_hooks) for module in encoder.modules())  # nothing stays behind
 

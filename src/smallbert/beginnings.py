@@ -64,7 +64,7 @@ def is_made(folder: Path) -> bool:
 def forget(common: Mapping[str, Path]) -> None:
     """Delete beginnings that nobody needs any more, and what is left of those that came to nothing."""
     for folder in common.values():
-        for path in (folder, folder.with_suffix(".checkpoint")):
+        for path in (folder, folder.with_suffix(".checkpoint"), folder.with_suffix(".states")):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from smallbert.answering import is_made_for
 from smallbert.beginnings import common_beginnings, forget
 from smallbert.errors import UserError
 from smallbert.make import (
@@ -28,7 +29,6 @@ from smallbert.model.folders import load_folder
 from smallbert.presets import PRESETS
 from smallbert.processes import processes
 from smallbert.recipe import Recipe
-from smallbert.run import is_made_for
 from smallbert.space import expand_space
 from smallbert.wheels import to_stderr
 

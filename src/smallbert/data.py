@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,13 +14,17 @@ import torch
 from smallbert.errors import UserError
 from smallbert.model.anatomy import anatomy
 from smallbert.model.batch import Batch
-from smallbert.model.heads import IGNORE
+from smallbert.model.heads import IGNORE, UNKNOWN
 
 if TYPE_CHECKING:
     from smallbert.model.encoder import Encoder
     from smallbert.tasks import Split, Task
 
 STUDENT = "student"
+BY_TOKEN = ("tag", "words")  # kinds with a label a token
+GUESSES = (
+    64  # words to guess in a batch are filled up to a multiple of this (many: of eight times this), for few shapes
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Tokens:
     ids: np.ndarray
     types: np.ndarray
     offsets: np.ndarray
+    words: np.ndarray | None = None  # for tags: the number of the word that begins at each token, -1 where none does
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -50,20 +56,42 @@ class Stream:
     """Sequences and their labels, ready to be cut into batches; a view is the same text for another tokenizer."""
 
     views: dict[str, Tokens]
-    labels: np.ndarray | None  # one a sequence; two (start, end) for answers; one a token, end to end, for tags
+    labels: np.ndarray | None  # one a sequence; two (start, end) for answers; one a token, end to end, for tags, words
     kind: str
     windows: Any = None  # for answers: which window belongs to which question
     cut: int = 0  # how many texts were longer than allowed
     notes: list[str] = field(default_factory=list)
+    draw: Callable[[np.ndarray, int], Stream] | None = None  # sequences as one step reads them, drawn anew by a seed
 
     def __len__(self) -> int:
         return len(self.views[STUDENT])
 
+    def at(self, index: np.ndarray, seed: int) -> tuple[Stream, np.ndarray]:
+        """Where to find these sequences as the step of this seed reads them."""
+        return (self, index) if self.draw is None else (self.draw(index, seed), np.arange(len(index)))
+
     def units(self, index: np.ndarray) -> int:
-        """How many losses these sequences give: one each, or one a labelled token."""
-        if self.kind != "tag" or self.labels is None:
+        """How many losses these sequences give: one each, or one a token that counts."""
+        if self.kind not in BY_TOKEN or self.labels is None:
             return len(index)
-        return int((self.labels[self.views[STUDENT].places(index)] != IGNORE).sum())
+        return int((self._labels_of(index) != IGNORE).sum())
+
+    def labelled(self, index: np.ndarray) -> int:
+        """How many of those have a label."""
+        known = self._labels_of(index)
+        known = ~np.isnan(known) if self.kind == "regress" else known >= 0
+        return int((known[:, 0] if self.kind == "answer" else known).sum())
+
+    @cached_property
+    def is_partly_labelled(self) -> bool:
+        """Whether a label is missing somewhere."""
+        if self.labels is None:
+            return False
+        return bool((np.isnan(self.labels) if self.kind == "regress" else self.labels == UNKNOWN).any())
+
+    def _labels_of(self, index: np.ndarray) -> np.ndarray:
+        assert self.labels is not None
+        return self.labels[self.views[STUDENT].places(index) if self.kind in BY_TOKEN else index]
 
 
 @dataclass(frozen=True)
@@ -109,6 +137,7 @@ def tokenise(
     ids: list[np.ndarray] = []
     types: list[np.ndarray] = []
     tags: list[np.ndarray] = []
+    words: list[np.ndarray] = []
     cut, step = 0, 4096
     for start in range(0, len(split), step):
         some = slice(start, start + step)
@@ -126,24 +155,33 @@ def tokenise(
         types.extend(np.asarray(row, dtype=np.uint8) for row in encoded["token_type_ids"])
         cut += sum(bool(one.overflowing) for one in encoded.encodings)
         if kind == "tag":
-            labels = split.labels[some]
-            tags.extend(_token_tags(one.word_ids, row) for one, row in zip(encoded.encodings, labels, strict=True))
+            begun = [_begun_words(one.word_ids) for one in encoded.encodings]
+            words.extend(begun)
+            rows = zip(begun, split.labels[some], split.texts[some], strict=True)
+            tags.extend(_token_tags(row, labels or [UNKNOWN] * len(text)) for row, labels, text in rows)
         if say is not None:
             say(min(start + step, len(split)), len(split))
-    whole = np.float32 if kind == "regress" else np.int64
-    made = np.concatenate(tags) if kind == "tag" else np.asarray(split.labels, dtype=whole)
+    whole, none = (np.float32, np.nan) if kind == "regress" else (np.int64, UNKNOWN)
+    known = [none if label is None else label for label in split.labels]
+    made = np.concatenate(tags) if kind == "tag" else np.asarray(known, dtype=whole)
     notes = [f"{cut} of {len(split)} texts were cut at {length} tokens"] if cut else []
-    return Stream({STUDENT: _end_to_end(ids, types)}, made, kind, cut=cut, notes=notes)
+    tokens = replace(_end_to_end(ids, types), words=np.concatenate(words) if words else None)
+    return Stream({STUDENT: tokens}, made, kind, cut=cut, notes=notes)
 
 
 def _tokenise_answers(tokenizer: Any, split: Split, length: int) -> Stream:
     from smallbert.tasks.answers import windows
 
+    missing = np.array([label is None for label in split.labels])
+    if missing.any():
+        known = [label or {"text": [], "answer_start": []} for label in split.labels]
+        split = replace(split, labels=known)
     found = windows(tokenizer, split, length)
     tokens = _end_to_end(
         [np.asarray(x, np.int32) for x in found.input_ids], [np.asarray(x, np.uint8) for x in found.token_type_ids]
     )
     labels = np.stack([found.start, found.end], 1).astype(np.int64)
+    labels[missing[np.asarray(found.example, dtype=np.int64)]] = UNKNOWN
     return Stream({STUDENT: tokens}, labels, "answer", windows=found)
 
 
@@ -153,13 +191,16 @@ def _end_to_end(ids: list[np.ndarray], types: list[np.ndarray]) -> Tokens:
     return Tokens(np.concatenate(ids), np.concatenate(types), offsets)
 
 
-def _token_tags(word_ids: list[int | None], labels: list[int]) -> np.ndarray:
-    """A word's label on its first piece, nothing on the others: [None, 0, 0, 1, None] -> [-, a, -, b, -]."""
-    tags, before = np.full(len(word_ids), IGNORE, dtype=np.int64), None
-    for place, word in enumerate(word_ids):
-        if word is not None and word != before:
-            tags[place] = labels[word]
-        before = word
+def _begun_words(word_ids: list[int | None]) -> np.ndarray:
+    """The number of the word of which each token is the first piece: [None, 0, 0, 1, None] -> [-1, 0, -1, 1, -1]."""
+    words = np.array([-1 if word is None else word for word in word_ids], dtype=np.int64)
+    return np.where(np.diff(words, prepend=-1) != 0, words, -1)
+
+
+def _token_tags(words: np.ndarray, labels: list[int]) -> np.ndarray:
+    """A word's label on its first piece, nothing on the others: [-1, 0, -1, 1, -1] -> [-, a, -, b, -]."""
+    tags = np.full(len(words), IGNORE, dtype=np.int64)
+    tags[words >= 0] = np.asarray(labels, dtype=np.int64)[words[words >= 0]]
     return tags
 
 
@@ -198,11 +239,26 @@ def make_batch(
 
     make_batch(stream, [4, 7], Layout(packed=True, longest=128), slots=32)  ->  input_ids (1, 256), present (32,)
     """
-    if view != STUDENT and stream.kind == "tag":
+    stream, index = stream.at(np.asarray(index), 0)
+    if view != STUDENT and stream.kind in BY_TOKEN:
         stream = replace(stream, labels=None)  # a label belongs to a token of the student's own view
     make = _pack if layout.packed else _pad
-    tensors, size, longest = make(stream, stream.views[view], np.asarray(index), layout, pad, max(slots, len(index)))
+    tensors, size, longest = make(stream, stream.views[view], index, layout, pad, max(slots, len(index)))
+    if stream.kind == "words" and "labels" in tensors:
+        tensors |= _guesses(tensors["labels"].ravel())
     return Batch(**{name: torch.from_numpy(array) for name, array in tensors.items()}, size=size, longest=longest)
+
+
+def _guesses(labels: np.ndarray) -> dict[str, np.ndarray]:
+    """The tokens that count and their labels, filled up by some that do not: [-, 7, -, 9] -> places [1, 3, 0, …]."""
+    places = np.flatnonzero(labels != IGNORE)
+    step = GUESSES if len(places) < 16 * GUESSES else 8 * GUESSES
+    room = -len(places) % step if len(places) else step
+    none = np.full(room, IGNORE, np.int64)
+    return {
+        "places": np.concatenate([places, np.zeros(room, np.int64)]),
+        "labels": np.concatenate([labels[places], none]),
+    }
 
 
 def _pack(
@@ -225,8 +281,10 @@ def _pack(
         "sequence": np.repeat(np.minimum(np.arange(len(every)), slots), every).astype(np.int64),
         "present": (np.arange(slots) < len(index)).astype(np.float32),
     }
+    if tokens.words is not None:
+        tensors["words"] = np.concatenate([tokens.words[places], np.full(room, -1)])[None]
     if stream.labels is not None:
-        if stream.kind == "tag":
+        if stream.kind in BY_TOKEN:
             labels = np.concatenate([stream.labels[places], np.full(room, IGNORE)])[None]
         else:
             labels = np.zeros((slots, *stream.labels.shape[1:]), stream.labels.dtype)
@@ -260,8 +318,10 @@ def _pad(
         mask = real.astype(np.int64)
         mask[len(index) :, 0] = 1  # an empty sequence must still attend to something
         tensors["attention_mask"] = mask
+    if tokens.words is not None:
+        tensors["words"] = lay(tokens.words, -1)
     if stream.labels is not None:
-        if stream.kind == "tag":
+        if stream.kind in BY_TOKEN:
             tensors["labels"] = lay(stream.labels, IGNORE)
         else:
             labels = np.zeros((size, *stream.labels.shape[1:]), stream.labels.dtype)

@@ -20,7 +20,7 @@ from smallbert.errors import RunError, UserError
 from smallbert.files import write_folder, write_json
 from smallbert.model.anatomy import anatomy
 from smallbert.model.batch import Batch
-from smallbert.model.encoder import Encoder
+from smallbert.model.encoder import HEAD, Encoder
 from smallbert.model.folders import load_folder, probe_batch, save_folder
 from smallbert.model.zeros import with_plain_linears
 
@@ -70,7 +70,7 @@ def export_onnx(folder: Path | str, out: Path | str) -> dict[str, Any]:
         if encoder.tokenizer is not None:
             encoder.tokenizer.save_pretrained(aside)
         about = {"inputs": list(_inputs(encoder)), "outputs": ["scores"], **found}
-        head = encoder.head if encoder.heads else None
+        head = encoder.head if HEAD in encoder.heads else None
         write_json(aside / "export.json", {**about, "labels": head.labels if head else [], "kind": head and head.kind})
     size = sum(file.stat().st_size for file in Path(out).glob("model.onnx*"))
     return {"folder": str(out), "bytes": size, **found}

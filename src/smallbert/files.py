@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,48 @@ def write_file(path: Path | str, write: Callable[[Path], Any]) -> None:
         raise RunError(f"cannot write {path}: {error.strerror or error}; what was there before is untouched") from error
     finally:
         aside.unlink(missing_ok=True)
+
+
+def grow_file(path: Path, lines: Callable[[int], Iterable[str]], step: int = 1) -> None:
+    """Write a file line by line, in its place only when whole; after a kill it goes on behind what is there.
+
+    `lines(n)` gives all lines but the first n, which is a multiple of `step`. Who comes while another process writes
+    the same file waits for it.
+    """
+    aside = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("a+b") as file:
+            _wait_for(file)
+            if path.exists():
+                aside.unlink(missing_ok=True)
+                return
+            file.seek(0)
+            ends = [0]
+            for line in file:
+                if line.endswith(b"\n"):
+                    ends.append(ends[-1] + len(line))
+            done = (len(ends) - 1) // step * step
+            file.truncate(ends[done])
+            for number, text in enumerate(lines(done), 1):
+                file.write(text.encode() + b"\n")
+                if number % step == 0:
+                    file.flush()
+            file.flush()
+            os.fsync(file.fileno())
+            aside.replace(path)
+        _sync(path.parent)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}; what was there before is untouched") from error
+
+
+def _wait_for(file: Any) -> None:
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except (ImportError, OSError):
+        pass  # a system without locks
 
 
 @contextmanager
@@ -84,6 +126,10 @@ def move_folder(made: Path, path: Path) -> None:
     _sync(path.parent)
 
 
+class InUse(UserError):
+    """Another run of smallbert writes into the same folder."""
+
+
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Hold a folder, so that the same command started twice does not write there twice; a kill lets go of it."""
@@ -102,9 +148,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(
-                f"{folder} is in use by another run of smallbert; wait for it, or give another --out"
-            ) from None
+            raise InUse(f"{folder} is in use by another run of smallbert; wait for it, or give another --out") from None
         except OSError:
             pass  # a file system without locks
         try:

@@ -10,24 +10,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from accelerate.utils import broadcast_object_list
 
+from smallbert.answering import match_labels, with_plain_head
 from smallbert.data import Stream, usable_length
 from smallbert.errors import RunError, UserError
 from smallbert.files import is_full_disk, move_folder, write_json, write_text
-from smallbert.measuring import cost
 from smallbert.measuring.card import RESULT, Card, card_key, make_card
 from smallbert.measuring.evaluate import evaluate
-from smallbert.measuring.pruned import note_zeros
+from smallbert.measuring.model import measure_model
 from smallbert.measuring.shelf import load_card
 from smallbert.model.anatomy import FAMILIES
-from smallbert.model.encoder import HEAD, Encoder, fingerprint
+from smallbert.model.encoder import PLAIN, Encoder, fingerprint
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.heads import same_labels
-from smallbert.processes import processes
+from smallbert.processes import from_main, processes
 from smallbert.recipe import Recipe
 from smallbert.report.readme import model_readme
-from smallbert.run import Outcome, has_head_for, run_recipe
+from smallbert.run import Outcome, run_recipe
 from smallbert.sources import find_data, find_model, model_fingerprint
 from smallbert.tasks import Task, load_task
 from smallbert.tasks.task import cut_at, limit
@@ -36,8 +35,6 @@ from smallbert.wheels import to_stderr
 Say = Callable[[str, int, int, str], None]
 Line = Callable[[str], None]
 DEMO_DATA = "rotten_tomatoes"
-COST_LENGTHS = {"answer": 384}  # tokens at which speed is measured; what is not named here is short texts
-COST_LENGTH = 32
 SHORTEST = 8  # tokens; two texts and what stands around them
 
 
@@ -130,12 +127,13 @@ def make_one(
     keep_model: bool = True,
     raising: Callable[[Exception], bool] = lambda error: False,
     streams: dict[str, Stream] | None = None,
+    states: Path | None = None,
 ) -> Card:
     """Make and measure one model, or give its card if it was made before.
 
     The card lands in out/cards, the model in out/models (or nowhere); `alone`, both in `out` itself. A run that fails
     raises, or with `keep_going` becomes a card that says why, unless the error is one for `raising`; `again`
-    tries failed ones once more. Without `seconds` to spend nothing is timed.
+    tries failed ones once more. Without `seconds` to spend nothing is timed. Runs may share `states`, as in run_recipe.
     """
     recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
     if seed < 0:
@@ -144,13 +142,13 @@ def make_one(
     facts = _facts(start, recipe.key(), task, seed, split) | {"preset": preset, "kind": kind, "command": command}
     key = card_key(**facts)
     place = find_place(out, key, alone)
-    known = _from_main(lambda: _known_card(place, key, alone))
+    known = from_main(lambda: _known_card(place, key, alone))
     if known is not None and not (again and known["status"] == "failed"):
         return dict(known)
     _check_writable(out, place)
     settings: dict[str, Any] = {"device": check_device(device), "work": place.work, "common": common}
     # A tiny random model learns nothing.
-    settings |= {"key": start.fingerprint, "judge": kind == RESULT, "streams": streams}
+    settings |= {"key": start.fingerprint, "judge": kind == RESULT, "streams": streams, "states": states}
     try:
         outcome = run_recipe(recipe, start.encoder, task, seed, say=say, **settings)
         if processes().is_main_process:
@@ -178,23 +176,6 @@ def work_key(recipe: Recipe, start: Start, task: Task, seed: int, kind: str = RE
     return card_key(**_facts(start, recipe.key(), task, seed, split), kind=kind)
 
 
-def measure_model(
-    encoder: Encoder,
-    folder: Path | str,
-    task: Task,
-    split: str = "dev",
-    say: Say = quiet,
-    seconds: float | None = 2.0,
-) -> dict[str, Any]:
-    """Scores and costs of a saved model in the fields of a card, and "notes" on how the texts were read."""
-    length = usable_length(encoder, None, task)
-    found = evaluate(encoder, task, split, length, say)
-    say("measuring its speed" if seconds is not None else "measuring its size", 0, 0, "")
-    costs = cost.measure(encoder, folder, min(length, COST_LENGTHS.get(task.kind, COST_LENGTH)), seconds=seconds)
-    notes = [*(f"{split}: {note}" for note in found["notes"]), *note_zeros(costs)]
-    return {"scores": found["scores"], **costs, "notes": notes}
-
-
 def make_eval_card(
     start: Start, task: Task, split: str = "dev", *, length: int | None = None, command: str = "", say: Say = quiet
 ) -> Card:
@@ -213,25 +194,6 @@ def make_eval_card(
         facts |= {field: own[field] for field in ("model", "model_fingerprint", "recipe", "preset", "seed", "kind")}
     trained = own["trained"] if own else {"steps": None, "epochs": None, "packed": None, "notes": notes}
     return make_card(**facts, **found, trained=trained, seconds=own["seconds"] if own else None, command=command)
-
-
-def match_labels(encoder: Encoder, task: Task) -> Encoder:
-    """The encoder with its head's classes in the order of the task's; refuses a head made for something else."""
-    if not has_head_for(encoder, task):
-        has = f"its head is for {encoder.head.kind}" if HEAD in encoder.heads else "it has no task head"
-        raise UserError(
-            f"this model cannot be scored on {task.name} ({task.kind}): {has}; fine-tune it on the task first"
-        )
-    theirs, ours = [label.casefold() for label in encoder.head.labels], [label.casefold() for label in task.labels]
-    if theirs == ours or sorted(theirs) != sorted(ours):
-        return encoder  # classes without names, or with other ones, are taken to be in the task's order
-    order, sorted_head = [theirs.index(label) for label in ours], encoder.copy()
-    out = sorted_head.head.out
-    with torch.no_grad():
-        out.weight.copy_(out.weight[order])
-        out.bias.copy_(out.bias[order])
-    sorted_head.head.labels = list(task.labels)
-    return sorted_head
 
 
 def check_device(device: str | None) -> str | None:
@@ -273,6 +235,8 @@ def _finish(
     notes = [*outcome.notes, *found.pop("notes")]
     trained = {"steps": outcome.steps, "epochs": outcome.epochs, "packed": outcome.packed, "notes": notes}
     more = {"mixture": outcome.encoder.reading, "traces": outcome.traces}
+    if sound and PLAIN in outcome.encoder.heads:
+        more["plain_head"] = evaluate(with_plain_head(outcome.encoder), task, facts["split"], None, say)["scores"]
     trained |= {name: value for name, value in more.items() if value}
     status = {"status": "diverged", "why": outcome.diverged} if outcome.diverged else {"status": "ok"}
     card = make_card(**facts, **found, **status, trained=trained, seconds=outcome.seconds)
@@ -329,15 +293,6 @@ def _check_writable(out: Path | str, place: Place) -> None:
         if is_full_disk(cause):
             raise
         raise UserError(f"--out {out} cannot be written to: {getattr(cause, 'strerror', None) or cause}") from None
-
-
-def _from_main(find: Callable[[], Any]) -> Any:
-    """What the main process finds, so that all processes of a launch take the same way."""
-    state = processes()
-    state.wait_for_everyone()
-    if state.num_processes == 1:
-        return find()
-    return broadcast_object_list([find() if state.is_main_process else None])[0]
 
 
 def why_of(error: Exception) -> str:

@@ -1,10 +1,12 @@
 """The processes that run one program together: a single one, or as many as accelerate or torchrun started."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 
 
 def processes() -> PartialState:
@@ -21,3 +23,12 @@ def agree(tensors: Iterable[torch.Tensor]) -> None:
     if processes().num_processes > 1:
         for tensor in tensors:
             torch.distributed.broadcast(tensor, 0)
+
+
+def from_main(find: Callable[[], Any]) -> Any:
+    """What the main process finds, so that all processes of a launch take the same way."""
+    state = processes()
+    state.wait_for_everyone()
+    if state.num_processes == 1:
+        return find()
+    return broadcast_object_list([find() if state.is_main_process else None])[0]

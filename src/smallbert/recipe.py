@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
 from smallbert.errors import UserError
-from smallbert.methods import METHODS, RESERVED, Combines, Method
+from smallbert.methods import METHODS, RANGES, RESERVED, Combines, Method
 from smallbert.presets import PRESETS
 from smallbert.registry import did_you_mean, known
 
@@ -198,10 +198,10 @@ def read_tree(node: ast.AST | None, text: str) -> Recipe:
         case None:
             return Recipe([])
         case ast.BinOp(op=ast.BitOr()):
-            return Recipe([read_tree(operand, text) for operand in _operands(node, ast.BitOr)])
+            return Recipe([read_tree(operand, text) for operand in operands(node, ast.BitOr)])
         case ast.BinOp(op=ast.Add()):
             phase = Phase()
-            for operand in _operands(node, ast.Add):
+            for operand in operands(node, ast.Add):
                 part = read_tree(operand, text)
                 with _pointing(operand, text):
                     phase = together(phase, part)
@@ -239,6 +239,9 @@ def _read_text(text: str) -> Recipe:
 def _called(name: str, node: ast.AST, args: list[ast.expr], keywords: list[ast.keyword], text: str) -> Recipe:
     if name == "maybe":
         raise _space(node, text)
+    if name in RANGES:
+        what = "a range has no end of values; smallbert tune can search it; elsewhere write one value or a set"
+        raise error_at(what, node, text)
     if name == "identity" or (name not in METHODS and name in PRESETS):
         if args or keywords:
             raise error_at(f"{name} takes no settings", node, text)
@@ -266,7 +269,7 @@ def _value(node: ast.AST | None, text: str) -> Any:
                 return -value
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return [_value(item, text) for item in items]
-        case ast.Dict(keys=keys, values=items) if all(isinstance(_constant(key), str) for key in keys):
+        case ast.Dict(keys=keys, values=items) if all(type(_constant(key)) in (str, int) for key in keys):
             return {_constant(key): _value(item, text) for key, item in zip(keys, items, strict=True)}
         case ast.Name(id=name) if not any(name in names for names in (METHODS, PRESETS, RESERVED)):
             raise _unknown(name, node, text, f" If it is text, write it in quotes: {name!r}.")
@@ -278,7 +281,13 @@ def _value(node: ast.AST | None, text: str) -> Any:
 
 
 def _constant(node: ast.AST | None) -> Any:
-    return node.value if isinstance(node, ast.Constant) else None
+    """A plain name or number, one below zero included."""
+    match node:
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as value)) if not isinstance(value, bool):
+            return -value
+        case ast.Constant(value=value):
+            return value
+    return None
 
 
 def _unknown(name: str, node: ast.AST, text: str, hint: str = "") -> RecipeError:
@@ -287,7 +296,7 @@ def _unknown(name: str, node: ast.AST, text: str, hint: str = "") -> RecipeError
     return error_at(what, node, text)
 
 
-def _operands(node: ast.AST, operator: type[ast.operator]) -> Iterator[ast.AST]:
+def operands(node: ast.AST, operator: type[ast.operator]) -> Iterator[ast.AST]:
     """What a chain such as `a | b | c` joins; read in a loop, since a long chain is a deep tree."""
     found = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, operator):

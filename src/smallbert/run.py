@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smallbert.data import Stream, tokenise, tokenizer_key, usable_length
+from smallbert.answering import is_made_for
+from smallbert.data import STUDENT, Stream, longest_input, tokenise, tokenizer_key, usable_length
 from smallbert.errors import UserError
 from smallbert.measuring.collapse import find_collapse
 from smallbert.methods import METHODS, Method
-from smallbert.model.encoder import HEAD, Encoder, fingerprint
+from smallbert.model.encoder import Encoder, fingerprint
 from smallbert.model.folders import load_folder, save_folder
-from smallbert.model.heads import same_labels
 from smallbert.model.zeros import sparse_linears
 from smallbert.processes import processes
 from smallbert.recipe import Recipe
@@ -22,11 +23,12 @@ from smallbert.training.loop import CHECKPOINT_SECONDS, train
 from smallbert.training.phase import Phase
 
 if TYPE_CHECKING:
-    from smallbert.tasks import Task
+    from smallbert.tasks import Split, Task
 
 Say = Callable[[str, int, int, str], None]
 LATEST = "latest"
 PHASE = "phase.json"  # in the folder of a finished phase
+REMEMBERED = 4  # beginnings that runs of one process hold in memory
 
 
 @dataclass
@@ -55,15 +57,19 @@ class Setting:
     key: str
     pause: float
     streams: dict[str, Stream] = field(default_factory=dict)
+    memory: dict[str, dict[str, Any]] | None = None
+    states: Path | None = None
 
-    def tokenise(self, tokenizer: Any) -> Stream:
-        """The task's training examples for a tokenizer, made once."""
+    def tokenise(self, tokenizer: Any, rows: Split | None = None) -> Stream:
+        """The task's training examples for a tokenizer, made once; or those of other rows."""
         if self.task is None:
             raise UserError("this recipe trains, so it needs a task: give --task")
         name = tokenizer_key(tokenizer)
+        report = lambda done, total: self.say("tokenising", done, total, "")  # noqa: E731
+        if rows is not None:
+            return tokenise(tokenizer, rows, self.task.kind, self.length, report)
         if name not in self.streams:
             rows = self.task.split("train")
-            report = lambda done, total: self.say("tokenising", done, total, "")  # noqa: E731
             self.streams[name] = tokenise(tokenizer, rows, self.task.kind, self.length, report)
         made = self.streams[name]
         return Stream(dict(made.views), made.labels, made.kind, made.windows, made.cut, made.notes)
@@ -84,6 +90,8 @@ def run_recipe(
     common: Mapping[str, Path] | None = None,
     judge: bool = True,
     streams: dict[str, Stream] | None = None,
+    memory: dict[str, dict[str, Any]] | None = None,
+    states: Path | None = None,
 ) -> Outcome:
     """Make a new encoder by a recipe; the one given is not changed.
 
@@ -91,14 +99,16 @@ def run_recipe(
     the same key goes on where it was. A beginning in `common` (see `beginnings`) is kept in the folder named
     there instead, so that recipes which begin alike train it once; `key` says what else they have in common. Without
     `judge`, a classifier that learned nothing is not called diverged. Runs on the same task and at the same length may
-    share `streams`, an empty dictionary at first, so that texts become tokens once.
+    share `streams`, an empty dictionary at first, so that texts become tokens once, and `memory`, so that a beginning
+    they have in common is read from its folder once, and a folder of `states`, so that a frozen backbone reads the
+    texts once.
     """
     recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
     device = device or str(processes().device)
     limit = usable_length(encoder, length, task) if task is not None else 0
     # Without a key of the caller's, what is kept in a work folder is told apart by the encoder itself.
     key = same_work(key or (fingerprint(encoder) if work else ""), task, seed, limit)
-    setting = Setting(task, seed, limit, say, work, key, pause, {} if streams is None else streams)
+    setting = Setting(task, seed, limit, say, work, key, pause, {} if streams is None else streams, memory, states)
     marks: dict[str, Encoder] = {}
     student = encoder.copy().to(device)
     if task is not None:
@@ -112,7 +122,8 @@ def run_recipe(
         if outcome.diverged:
             break
     outcome.encoder.eval()
-    if outcome.steps and not outcome.diverged and task is not None and judge:
+    learned = any(_is_of_task(phase) and any(method.trains for method in phase) for phase in phases)
+    if outcome.steps and learned and not outcome.diverged and task is not None and judge:
         outcome.diverged = find_collapse(outcome.encoder, task, setting.seed, setting.length, say)
     return outcome
 
@@ -122,18 +133,9 @@ def same_work(key: str, task: Task | None, seed: int, length: int) -> str:
     return f"{key} {task and task.fingerprint} seed {seed} length {length}"
 
 
-def has_head_for(encoder: Encoder, task: Task) -> bool:
-    """Whether the encoder's answers have the shape that this task wants."""
-    if HEAD not in encoder.heads:
-        return False
-    head = encoder.head
-    outputs = {"regress": 1, "answer": 2}.get(task.kind, len(task.labels))
-    return head.kind == task.kind and head.out.out_features == outputs
-
-
-def is_made_for(encoder: Encoder, task: Task) -> bool:
-    """Whether the encoder's head has the very classes of this task, so that it can learn on, or teach, as it is."""
-    return has_head_for(encoder, task) and same_labels(encoder.head.labels, task.labels)
+def _is_of_task(methods: tuple[Method, ...]) -> bool:
+    """Whether a phase reads the task's own rows, so that what it trained can be judged by them, and teach."""
+    return all(type(method).data is Method.data for method in methods)
 
 
 def _phases(recipe: Recipe, encoder: Encoder, task: Task | None) -> list[tuple[Method, ...]]:
@@ -156,8 +158,8 @@ def beginnings(recipe: Recipe, encoder: Encoder, task: Task | None) -> dict[str,
 
 
 def _so_far(phases: list[tuple[Method, ...]]) -> list[str]:
-    """For each phase the text of the recipe up to and with it."""
-    texts = [" + ".join(map(str, phase)) for phase in phases]
+    """For each phase the text of the recipe up to and with it, and of what files it reads."""
+    texts = [" + ".join(f"{method}{method.reads()}" for method in phase) for phase in phases]
     return [" | ".join(texts[: number + 1]) for number in range(len(texts))]
 
 
@@ -171,11 +173,14 @@ def _run_phase(
 ) -> Outcome:
     encoder, trains = before.encoder, any(method.trains for method in methods)
     key, begun = f"{setting.key}: {so_far}", time.monotonic()
-    if trains and kept is not None and (done := _finished(kept, key)) is not None:
+    if trains and kept is not None and (done := _finished(kept, key, setting.memory)) is not None:
         outcome = Outcome(done["encoder"].to(encoder.device), *done["counts"])
         outcome.notes, outcome.seconds = [*before.notes, *done["notes"]], done["seconds"]
         outcome.traces = done.get("traces", {})
-        marks[LATEST] = outcome.encoder.copy()
+        outcome.encoder.spare = encoder.spare
+        if _is_of_task(methods):
+            marks[LATEST] = done.get("remembered") or outcome.encoder.copy()
+            marks[LATEST].spare = encoder.spare
         taken = Phase(outcome.encoder, methods, setting.task, setting.seed, marks)
         for method in methods:
             method.take_over(taken)
@@ -189,9 +194,11 @@ def _run_phase(
     outcome = Outcome(encoder, before.steps, before.epochs, before.packed, list(before.notes))
     if trains:
         _prepare(phase, setting)
-        train(phase, setting.say, None if kept is None else kept.with_suffix(".checkpoint"), key, setting.pause)
+        checkpoint = None if kept is None else kept.with_suffix(".checkpoint")
+        train(phase, setting.say, checkpoint, key, setting.pause, setting.states)
         outcome.steps += phase.step
-        outcome.epochs += phase.settings.epochs
+        steps = getattr(phase.settings, "steps", None)
+        outcome.epochs += steps / phase.steps_an_epoch if steps else phase.settings.epochs
         outcome.packed |= phase.packed
         outcome.diverged = phase.diverged
     else:
@@ -208,7 +215,8 @@ def _run_phase(
         later = [{**entry, "step": before.steps + entry["step"]} for entry in found]
         outcome.traces[name] = outcome.traces.get(name, []) + later
     if trains and not phase.diverged:
-        marks[LATEST] = encoder.copy()
+        if _is_of_task(methods):
+            marks[LATEST] = encoder.copy()
         if kept is not None:
             _keep(kept, key, outcome, len(before.notes))
     return outcome
@@ -228,11 +236,19 @@ def _change(encoder: Encoder, method: Method, setting: Setting) -> Encoder:
 
 def _prepare(phase: Phase, setting: Setting) -> None:
     """Find the data of a training phase, let its methods attach what they need, and hold what was settled before."""
-    streams = [stream for method in phase.methods if (stream := method.data(setting.task, phase.encoder)) is not None]
-    if len(streams) > 1:
+    phase.say, phase.work = setting.say, setting.work
+    streams = [stream for method in phase.methods if (stream := method.data(phase)) is not None]
+    adding = [method for method in phase.methods if type(method).rows is not Method.rows]
+    if len(streams) > 1 or (streams and adding):
         raise UserError("two methods of one phase both bring data; put them into phases of their own")
-    phase.tokenise = setting.tokenise
-    phase.stream = streams[0] if streams else setting.tokenise(phase.encoder.tokenizer)
+    rows = setting.task.split("train") if setting.task is not None and adding else None
+    for method in adding:
+        rows = method.rows(phase, rows)
+    phase.tokenise = partial(setting.tokenise, rows=rows)
+    phase.stream = streams[0] if streams else phase.tokenise(phase.encoder.tokenizer)
+    most, longest = longest_input(phase.encoder), max(phase.stream.views[STUDENT].lengths, default=0)
+    if longest > most:  # a student may have fewer places than the model that the length was chosen for
+        raise UserError(f"the student reads at most {most} tokens, but a text has {longest}; give --length {most}")
     phase.notes += phase.stream.notes
     if stored := len(sparse_linears(phase.encoder)):
         phase.notes.append(
@@ -245,19 +261,27 @@ def _prepare(phase: Phase, setting: Setting) -> None:
     phase.add_term_weights()
 
 
-def _finished(kept: Path, key: str) -> dict[str, Any] | None:
+def _finished(kept: Path, key: str, memory: dict[str, dict[str, Any]] | None = None) -> dict[str, Any] | None:
     """A phase of the same work that was finished before, if there is one."""
     import json
 
-    try:
-        saved = json.loads((kept / PHASE).read_text(encoding="utf-8"))
-        return {**saved, "encoder": load_folder(kept)} if saved["key"] == key else None
-    except (OSError, ValueError, UserError):  # not there, or not whole: it is done again
-        return None
+    found = (memory or {}).get(key)
+    if found is None:
+        try:
+            saved = json.loads((kept / PHASE).read_text(encoding="utf-8"))
+            found = {**saved, "encoder": load_folder(kept)} if saved["key"] == key else None
+        except (OSError, ValueError, UserError):  # not there, or not whole: it is done again
+            return None
+    if found is None or memory is None:
+        return found
+    if key not in memory and len(memory) >= REMEMBERED:
+        del memory[next(iter(memory))]
+    memory[key] = found
+    return {**found, "encoder": found["encoder"].copy(), "remembered": found["encoder"]}
 
 
 def _keep(kept: Path, key: str, outcome: Outcome, known: int) -> None:
-    """Save a finished phase, whole at once since others may look for it, then drop the checkpoint that led to it."""
+    """Save a finished phase, whole at once since others may look for it, then drop what led to it."""
     import shutil
 
     from smallbert.files import write_folder, write_json
@@ -269,4 +293,5 @@ def _keep(kept: Path, key: str, outcome: Outcome, known: int) -> None:
     with write_folder(kept) as aside:
         save_folder(outcome.encoder, aside)
         write_json(aside / PHASE, {**about, "traces": outcome.traces})
-    shutil.rmtree(kept.with_suffix(".checkpoint"), ignore_errors=True)
+    for needed in (".checkpoint", ".states"):
+        shutil.rmtree(kept.with_suffix(needed), ignore_errors=True)

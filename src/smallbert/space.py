@@ -25,37 +25,37 @@ def expand_space(text: str, limit: int = 1000) -> list[Recipe]:
         tree = syntax_tree(text)
         if tree is None:
             return [Recipe()]
-        if (count := _count(tree, text)) > limit:
+        if (count := count_recipes(tree, text)) > limit:
             raise UserError(f"this space holds {count:,} recipes, more than the limit of {limit:,}; offer fewer values")
-        return list(dict.fromkeys(read_tree(choice, text) for choice in _choices(tree)))
+        return list(dict.fromkeys(read_tree(choice, text) for choice in every_choice(tree)))
     except RecursionError:
         raise UserError("this space is nested too deeply; write it as several smaller ones") from None
 
 
-def _count(node: ast.AST, text: str) -> int:
+def count_recipes(node: ast.AST, text: str) -> int:
     """How many recipes there are, equal ones included, found without making them."""
     match node:
         case ast.Set(elts=items):
-            return sum(_count(item, text) for item in items)
+            return sum(count_recipes(item, text) for item in items)
         case ast.Call(func=ast.Name(id="maybe"), args=[inner], keywords=[]):
-            return 1 + _count(inner, text)
+            return 1 + count_recipes(inner, text)
         case ast.Name(id="maybe") | ast.Call(func=ast.Name(id="maybe")):
             raise error_at("maybe takes one recipe, such as maybe(quantize(8))", node, text)
-    return prod(_count(child, text) for child in ast.iter_child_nodes(node))
+    return prod(count_recipes(child, text) for child in ast.iter_child_nodes(node))
 
 
-def _choices(node: Any) -> list[Any]:
+def every_choice(node: Any) -> list[Any]:
     """Every tree without sets and maybe() that this one stands for; places in the text stay, for errors to point at."""
     match node:
         case ast.Set(elts=items):
-            return [choice for item in items for choice in _choices(item)]
+            return [choice for item in items for choice in every_choice(item)]
         case ast.Call(func=ast.Name(id="maybe"), args=[inner]):
-            return [ast.copy_location(ast.Name("identity", ast.Load()), node), *_choices(inner)]
+            return [ast.copy_location(ast.Name("identity", ast.Load()), node), *every_choice(inner)]
         case list():
-            return [list(choice) for choice in product(*map(_choices, node))]
+            return [list(choice) for choice in product(*map(every_choice, node))]
         case ast.AST():
             names, values = zip(*ast.iter_fields(node), strict=True) if node._fields else ((), ())
-            return [_with(node, names, choice) for choice in product(*map(_choices, values))]
+            return [_with(node, names, choice) for choice in product(*map(every_choice, values))]
     return [node]
 
 

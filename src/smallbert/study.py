@@ -80,6 +80,7 @@ class Study:
     examples: int | None = None
     data: str | None = None
     columns: dict[str, str | None] = field(default_factory=dict)
+    states: Path | None = None  # where runs keep hidden states of frozen backbones for each other
 
 
 @dataclass
@@ -229,10 +230,11 @@ def results_of(study: Study, bench: Bench) -> list[Result]:
 def default_jobs(device: str | None) -> int:
     """One run at a time on a CPU, which it fills; several on a GPU."""
     on_gpu = device != "cpu" and torch.cuda.is_available()
-    return max(1, min(MOST, _cores() // 2)) if on_gpu else 1
+    return max(1, min(MOST, cores() // 2)) if on_gpu else 1
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -245,7 +247,7 @@ def _run_in_workers(
     show: Callable[..., None],
 ) -> None:
     on_gpu = study.device != "cpu" and torch.cuda.is_available()
-    threads = {"OMP_NUM_THREADS": str(max(1, _cores() // workers)), "TOKENIZERS_PARALLELISM": "false"}
+    threads = {"OMP_NUM_THREADS": str(max(1, cores() // workers)), "TOKENIZERS_PARALLELISM": "false"}
     with shared_gpu(on_gpu) as environment:
         parting = partial(part, study, bench)
         run_jobs(jobs, partial(_prepare, study), workers, finished, show, threads | environment, parting)
@@ -272,14 +274,14 @@ def make_piece(
         why = f"its process ended twice, the second time alone ({why})"
         return give_up(arm.recipe, start, task, piece.seed, study.out, why, **facts)
     facts |= {"device": study.device, "keep_model": study.keep_models, "again": study.again, "seconds": None}
-    facts |= {"streams": bench.streams.setdefault(piece.task, {}), "keep_going": True}
+    facts |= {"streams": bench.streams.setdefault(piece.task, {}), "states": study.states, "keep_going": True}
     facts["common"] = _common(study, bench, piece)
     if not alone:
-        facts["raising"] = _is_trouble_of_the_process
+        facts["raising"] = is_trouble_of_the_process
     try:
         make_one(arm.recipe, start, task, piece.seed, study.out, say=say, **facts)
     except Exception as error:
-        if alone or not _is_trouble_of_the_process(error):
+        if alone or not is_trouble_of_the_process(error):
             raise
         raise WorkerLost(why_of(error), _is_memory(error)) from error
 
@@ -288,7 +290,7 @@ def _is_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
-def _is_trouble_of_the_process(error: Exception) -> bool:
+def is_trouble_of_the_process(error: Exception) -> bool:
     """Whether another process might do better: memory, or an error of the GPU, which the next runs would meet too."""
     names = ("cuda", "cublas", "cudnn")
     return _is_memory(error) or (isinstance(error, RuntimeError) and any(name in str(error).lower() for name in names))

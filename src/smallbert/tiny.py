@@ -57,6 +57,12 @@ SHAPES: dict[str, dict[str, Any]] = {
         "share_att_key": True,
         "position_biased_input": False,
     },
+    "mobilebert": {
+        **_SHAPE,
+        "embedding_size": 8,
+        "intra_bottleneck_size": 16,
+        "num_feedforward_networks": 2,
+    },
 }
 
 WORDS = (
@@ -115,4 +121,6 @@ def make_encoder(family: str = "bert", seed: int = 0, **shape: Any) -> Encoder:
         with torch.no_grad():
             for parameter in backbone.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+            if family == "mobilebert":  # reads the word behind the last one too, which is nothing, or padding
+                backbone.embeddings.word_embeddings.weight[0] = 0
     return Encoder(backbone, make_tokenizer()).eval()

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from smallbert.cli import looking, making, probing, studying
+from smallbert.cli import errors, features, looking, making, probing, studying, tuning
 from smallbert.cli.options import COMMAND
 from smallbert.errors import RunError, UserError
 
@@ -36,13 +36,16 @@ for _verb in (
     making.evaluate,
     making.compare,
     studying.study,
+    tuning.tune,
     probing.probe,
+    errors.errors,
     looking.report,
     looking.inspect,
     looking.export,
     looking.list_,
 ):
     app.command({"evaluate": "eval", "list_": "list"}.get(_verb.__name__, _verb.__name__))(_verb)
+app.add_typer(features.features, name="features")
 
 
 def _print_version(asked: bool) -> None:

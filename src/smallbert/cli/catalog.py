@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from smallbert.model.encoder import Encoder
 
 KINDS = ("methods", "presets", "tasks", "families")
-POSITIONS = {"bert": "learned", "albert": "learned", "mpnet": "relative", "deberta": "relative", "modernbert": "rotary"}
+POSITIONS = {"mpnet": "relative", "deberta": "relative", "modernbert": "rotary", "bilstm": "no"}  # else learned
 OWN_DATA = "Or your own data: a .csv, .tsv, .jsonl or .parquet file, or a folder with train.* and dev.* of them."
 
 
@@ -45,12 +45,14 @@ def catalog() -> dict[str, list[dict[str, Any]]]:
 def inspect_folder(folder: Path | str) -> dict[str, Any]:
     """What a model folder holds, and what each preset would make of it."""
     from smallbert.measuring import cost
+    from smallbert.measuring.disk import measure_bytes
+    from smallbert.model.encoder import HEAD
     from smallbert.model.folders import load_folder
 
     folder = Path(folder)
     encoder = load_folder(folder)
     config, steps = encoder.backbone.config, [entry["step"] for entry in encoder.history]
-    head = encoder.head if encoder.heads else None
+    head = encoder.head if HEAD in encoder.heads else None
     own, empty = folder / "encoder.json", encoder.copy().to("meta")
     return {
         "family": encoder.family,
@@ -59,7 +61,7 @@ def inspect_folder(folder: Path | str) -> dict[str, Any]:
         "heads": getattr(config, "num_attention_heads", None),
         "vocabulary": config.vocab_size,
         "parameters": {**cost.count_parameters(encoder), **_by_part(encoder)},
-        "bytes": cost.measure_bytes(folder),
+        "bytes": measure_bytes(folder),
         "head": {"kind": head.kind, "labels": list(head.labels), "pool": head.pool} if head else None,
         "mixture": encoder.mixture is not None,
         "layout": json.loads(own.read_text(encoding="utf-8"))["layout"] if own.is_file() else "huggingface",
@@ -121,6 +123,6 @@ def _by_part(encoder: Encoder) -> dict[str, int]:
 
 
 def _family(row: Anatomy) -> str:
-    depth = "One layer run again and again" if row.shared else "Layers of their own"
+    depth = "One layer run again and again" if row.shared else "Layers of their own" if row.q else "No layers"
     types = "token types" if row.token_types else "no token types"
-    return f"{depth}, {POSITIONS[row.style]} positions, {types}."
+    return f"{depth}, {POSITIONS.get(row.style, 'learned')} positions, {types}."

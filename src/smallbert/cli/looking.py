@@ -73,14 +73,18 @@ def report(
         from smallbert.measuring.card import MACHINERY_CHECK
         from smallbert.measuring.shelf import load_cards
         from smallbert.report import write_report
+        from smallbert.report.errors import load_errors
 
         limits = None if budget is None else Budget.parse(budget)
         cards = load_cards(folder) or load_cards(folder, (MACHINERY_CHECK,))
+        errors = load_errors(folder)
         models = ", ".join(dict.fromkeys(card["model"] for card in cards))
-        page = write_report(cards, out or str(Path(folder) / "report"), f"{models}, made small", limits)
+        title = f"{models}, made small" if cards else "Two models side by side"
+        page = write_report(cards, out or str(Path(folder) / "report"), title, limits, errors)
         if json:
-            return print_json({"page": str(page), "cards": len(cards)})
-        say.show(f"The page about {len(cards)} runs is in {page}")
+            return print_json({"page": str(page), "cards": len(cards), "errors": len(errors)})
+        told = f"{len(cards)} runs" if cards else f"{len(errors)} comparison{'s' * (len(errors) != 1)} of two models"
+        say.show(f"The page about {told} is in {page}")
 
 
 def export(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,35 +16,19 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from smallbert.data import usable_length
-from smallbert.errors import UserError
-from smallbert.model.anatomy import FAMILIES, anatomy, linears
+from smallbert.measuring.disk import measure_bytes
+from smallbert.model.anatomy import anatomy, layers, linears
 from smallbert.model.batch import Batch
-from smallbert.model.encoder import Encoder
-from smallbert.model.folders import probe_batch, read_tensors
+from smallbert.model.encoder import HEAD, Encoder
+from smallbert.model.folders import probe_batch
 from smallbert.model.zeros import sparse_linears
 
 LEAST = 20  # timed rounds, however slow the model
 WARM = 3
 NOT_TIMED = "not timed, since other runs may have shared the machine"
-PARTS = ("embeddings", "encoder", "head", "other")
-NEEDED = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "encoder.json",
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "spiece.model",
-    "spm.model",
-    "sentencepiece.bpe.model",
-)
 _MULTIPLICATIONS = {  # what torch's own table lacks, in its unit: two operations a multiplication
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, *_, **__: 4 * q.numel() * k[-2],
+    torch.ops.aten.mkldnn_rnn_layer: lambda x, w, u, *_, **__: 2 * x[0] * x[1] * (w.numel() + u.numel()),
     torch.ops.quantized.linear_dynamic: lambda inputs, *_, out_shape: 2 * out_shape.numel() * inputs[-1],
 }
 
@@ -79,7 +62,11 @@ def measure(
 
 
 def count_parameters(encoder: Encoder) -> dict[str, int]:
-    """How many numbers it holds, shared ones once; "encoder" are the matrices of the layers, those that are pruned."""
+    """How many numbers it holds, shared ones once; "encoder" are the matrices of the layers, those that are pruned.
+
+    "head" is the head that predicts, "running" all that one prediction runs: not a second head, nor layers above the
+    last one that a pooler reads.
+    """
     every = weights_of(encoder)
     table = f"backbone.{anatomy(encoder.backbone).words.split('.')[0]}."
     outside = [tensor for name, tensor in every.items() if not name.startswith(table)]
@@ -91,7 +78,17 @@ def count_parameters(encoder: Encoder) -> dict[str, int]:
         "non_zero": _count_non_zero(every.values()),
         "encoder": _count(matrices),
         "encoder_non_zero": _count_non_zero(matrices),
+        "head": _count(weights_of(encoder.head).values()) if HEAD in encoder.heads else 0,
+        "running": _count(every.values()) - _count(weights_of(_idle(encoder)).values()),
     }
+
+
+def _idle(encoder: Encoder) -> nn.ModuleList:
+    """The parts that no prediction runs."""
+    others = [head for name, head in encoder.heads.items() if name != HEAD]
+    reads = getattr(encoder.head, "reads", None) if HEAD in encoder.heads else None
+    run = set(encoder.order if reads is None else encoder.order[: reads[-1]])
+    return nn.ModuleList(others + [layer for number, layer in enumerate(layers(encoder.backbone)) if number not in run])
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
@@ -110,60 +107,6 @@ def _count(tensors: Any) -> int:
 
 def _count_non_zero(tensors: Any) -> int:
     return sum(int(tensor.count_nonzero()) for tensor in tensors)
-
-
-def measure_bytes(folder: Path | str) -> dict[str, int]:
-    """The size on disk of the files that running the model needs; the parts add up to the weights.
-
-    "encoder" is the backbone without its embeddings; file headers and a mixture of layers are "other".
-    """
-    folder = Path(folder)
-    files = {path for pattern in NEEDED for path in folder.glob(pattern) if path.is_file()}
-    weights = sorted(path for path in files if path.suffix == ".safetensors")
-    if not weights:
-        raise UserError(f"{folder} holds no weights; a model folder has a file model.safetensors")
-    sizes: dict[str, int] = {}
-    for path in weights:
-        sizes |= _tensor_bytes(path)
-    parts, part_of = dict.fromkeys(PARTS, 0), _sorter(folder, list(sizes))
-    for name, size in sizes.items():
-        parts[part_of(name)] += size
-    whole = sum(path.stat().st_size for path in weights)
-    parts["other"] += whole - sum(parts.values())
-    return {"total": sum(path.stat().st_size for path in files), "weights": whole, **parts}
-
-
-def _tensor_bytes(path: Path) -> dict[str, int]:
-    """How many bytes each tensor of a safetensors file takes, from its header."""
-    read_tensors(path, only_check=True)
-    with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    places = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
-    return {name: stop - start for name, (start, stop) in places.items()}
-
-
-def _sorter(folder: Path, names: list[str]) -> Callable[[str], str]:
-    """A function that tells which part of the model a stored name belongs to, in our layout or Hugging Face's."""
-    row = FAMILIES[_family(folder)]
-    # The word embedding shows under which prefix the backbone stands: "backbone.", "bert." or none.
-    prefix = next((name.partition(row.words)[0] for name in names if f"{row.words}." in name), "backbone.")
-    heads = ("heads", "pooler", f"{prefix}pooler", "head", "classifier", "qa_outputs", row.dense, row.classifier)
-    starts = {
-        "head": tuple(f"{head}." for head in heads),
-        "embeddings": (f"{prefix}{row.words.split('.')[0]}.",),
-        "encoder": (prefix,),
-    }
-    return lambda name: next((part for part, start in starts.items() if name.startswith(start)), "other")
-
-
-def _family(folder: Path) -> str:
-    for path in (folder / "encoder.json", folder / "config.json"):
-        if path.is_file():
-            about = json.loads(path.read_text(encoding="utf-8"))
-            family = about.get("config", about).get("model_type")
-            if family in FAMILIES:
-                return family
-    raise UserError(f"{folder} does not say which kind of model it holds; known are: {', '.join(FAMILIES)}")
 
 
 def count_macs(encoder: Encoder, length: int, batch: int = 1) -> int:

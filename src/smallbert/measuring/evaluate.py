@@ -46,7 +46,11 @@ def read_scores(encoder: Encoder, stream: Stream, say: Say | None = None) -> lis
 
 def predict(encoder: Encoder, stream: Stream, task: Task, split: Split, say: Say | None = None) -> Any:
     """Predictions in the form that metrics take: class numbers, floats, tags a word, or answer texts."""
-    scores = read_scores(encoder, stream, say)
+    return decide(read_scores(encoder, stream, say), stream, task, split)
+
+
+def decide(scores: list[np.ndarray], stream: Stream, task: Task, split: Split) -> Any:
+    """The predictions that these scores of a stream's sequences stand for."""
     if stream.kind == "classify":
         return np.array([row.argmax() for row in scores])
     if stream.kind == "regress":

@@ -129,7 +129,12 @@ def _tag(task: Task, predictions: Sequence[Any], split: Split) -> dict[str, Call
     return {"accuracy": lambda: _bootstrap_ratio(words()), "f1": lambda: _bootstrap_ratio(found())}
 
 
-def _answer(task: Task, predictions: Sequence[Any], split: Split) -> dict[str, Callable[[], Score]]:
+def answer_values(task: Task, predictions: Sequence[Any], split: Split) -> np.ndarray:
+    """Exact match (0 or 1) and F1 (0 to 1) of every answer against the nearest true one: (examples, 2).
+
+    >>> answer_values(task, ["the Cat's hat"], split)   # where "cats hat on a mat" is true
+    array([[0. , 0.666...]])
+    """
     values = np.zeros((len(split), 2))
     for row, (said, answers) in enumerate(zip(predictions, split.labels, strict=True)):
         if said is None:  # no prediction is a wrong one; the official script would leave it out
@@ -140,6 +145,11 @@ def _answer(task: Task, predictions: Sequence[Any], split: Split) -> dict[str, C
             golds = [gold for gold in golds if gold] or [""]
         values[row, 0] = max((guess == gold for gold in golds), default=0)
         values[row, 1] = max((_common_words(guess, gold, task.unanswerable) for gold in golds), default=0)
+    return values
+
+
+def _answer(task: Task, predictions: Sequence[Any], split: Split) -> dict[str, Callable[[], Score]]:
+    values = answer_values(task, predictions, split)
     return {
         "em": lambda: wilson(values[:, 0].sum(), len(split)),
         "f1": lambda: _bootstrap(lambda rows: float(values[rows, 1].mean()), len(split)),

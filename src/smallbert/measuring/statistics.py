@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean, stdev, variance
 from typing import NamedTuple
 
 Z = NormalDist().inv_cdf(0.975)  # a 95 % interval reaches so many standard errors to each side
@@ -62,6 +62,20 @@ def fisher_exact(one: int, of_one: int, other: int, of_other: int) -> float:
     return sum(ways(count) for count in counts if ways(count) <= ways(one)) / math.comb(whole, both)
 
 
+def mcnemar(only_one: int, only_other: int) -> float:
+    """Two-sided p of McNemar's exact test: of the examples that only one of two models gets right, is half each one's?
+
+    >>> mcnemar(12, 5)
+    0.143...
+    """
+    n, fewer = only_one + only_other, min(only_one, only_other)
+    ways = total = 1
+    for count in range(fewer):
+        ways = ways * (n - count) // (count + 1)
+        total += ways
+    return min(1.0, 2 * total / 2**n)
+
+
 def sign_flip(differences: Sequence[float]) -> float | None:
     """Two-sided p that paired differences are zero in the middle: how often do random signs give as large a sum?
 
@@ -104,6 +118,25 @@ def t_tail(t: float, freedom: int) -> float:
         inside += term
         term *= cosine * cosine * (2 * step - 1) / (2 * step)
     return 1 - sine * inside
+
+
+def welch(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Two-sided p of Welch's t test that two groups have the same mean; None where there is no spread to go by.
+
+    The degrees of freedom are rounded down to a whole number, which makes p a little larger.
+
+    >>> welch([1.0, 2.0, 3.0], [4.0, 6.0, 8.0])
+    0.090...
+    """
+    if min(len(one), len(other)) < 2:
+        return None
+    errors = [variance(group) / len(group) for group in (one, other)]
+    if not sum(errors):
+        return None
+    freedom = sum(errors) ** 2 / sum(
+        error**2 / (len(group) - 1) for error, group in zip(errors, (one, other), strict=True)
+    )
+    return t_tail((fmean(one) - fmean(other)) / math.sqrt(sum(errors)), max(int(freedom), 1))
 
 
 class Crossing(NamedTuple):

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from smallbert.recipe import Phase, Recipe
 
 METHODS: Registry[type[Method]] = Registry("method", package=__name__)
-RESERVED = ("identity", "maybe")  # words of the recipe language
+RANGES = ("linear", "log")  # words for all values between two, which only tuning can search
+RESERVED = ("identity", "maybe", *RANGES)  # words of the recipe language
 JSON = bool | int | float | str | list | dict | None
 
 
@@ -139,7 +140,7 @@ class Method(Combines):
         hint = get_type_hints(type(self))[name]
         try:
             accepted = _accept(value, hint)
-            if name == "lr" and accepted <= 0:
+            if name == "lr" and accepted is not None and accepted <= 0:
                 raise UserError(f"{self.name}: lr, a learning rate, must be more than 0, not {accepted}")
             return accepted
         except TypeError:
@@ -156,9 +157,17 @@ class Method(Combines):
         """The recipe this stands for, where it is made of other methods."""
         return None
 
-    def data(self, task: Any, encoder: Any) -> Any:
+    def reads(self) -> str:
+        """A fingerprint of the files it reads, if any: work on others is other work, whatever their names."""
+        return ""
+
+    def data(self, phase: Any) -> Any:
         """Another stream of data for the phase than the task's own."""
         return None
+
+    def rows(self, phase: Any, rows: Any) -> Any:
+        """The task's training rows for this phase, from those so far: more, fewer, or the same; a label may be None."""
+        return rows
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """Look at the encoder and the data and decide; plain JSON."""
@@ -241,7 +250,8 @@ def _accept(value: Any, hint: Any) -> Any:
     elif kind is list and isinstance(value, list | tuple):
         return [_accept(item, inner[0] if inner else JSON) for item in value]
     elif kind is dict and isinstance(value, dict):
-        return {_accept(key, str): _accept(item, inner[1] if inner else JSON) for key, item in value.items()}
+        names = {str(key) if type(key) is int else key: item for key, item in value.items()}  # JSON knows names only
+        return {_accept(key, str): _accept(item, inner[1] if inner else JSON) for key, item in names.items()}
     elif kind in (bool, type(None)):
         if type(value) is kind:
             return value

@@ -8,6 +8,7 @@ from typing import Any
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.mixing import Connections
+from smallbert.model.surgery import check_layers
 
 
 class ConnectLayers(Method):
@@ -23,6 +24,11 @@ class ConnectLayers(Method):
             raise UserError(
                 f"connect_layers: dilation and period are whole numbers from 1, not {self.dilation} and {self.period}"
             )
+
+    def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
+        """Nothing to decide, where there are layers."""
+        check_layers(encoder, self.name)
+        return {}
 
     def build(self, encoder: Any, plan: dict[str, Any]) -> None:
         """One scalar for each layer and each state before it, learned at a rate of their own."""

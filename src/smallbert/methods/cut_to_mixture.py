@@ -1,4 +1,4 @@
-"""Cutting a model to what its mixture reads: layers above the last one that matters do nothing but cost time."""
+"""Cutting a model to what its head reads: layers above the last one that matters do nothing but cost time."""
 
 from itertools import accumulate
 from typing import Any, Literal
@@ -15,7 +15,7 @@ EXAMPLES = 256  # training texts on which is seen what varies
 
 
 class CutToMixture(Method):
-    """Drop the layers above the last one that the learned mixture still reads."""
+    """Drop the layers above the last one that the learned mixture, or a pooler, still reads."""
 
     mass: float = 0.95  # how much of the mixture must lie in what stays
     weigh: Literal["shares", "variation"] = "shares"  # variation: what of a share differs from text to text
@@ -27,11 +27,13 @@ class CutToMixture(Method):
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """The layers that hold the mass, from the bottom up; all of them where the top is read too."""
-        shares = encoder.reading
+        shares, reads = encoder.reading, getattr(encoder.head, "reads", None) if HEAD in encoder.heads else None
+        if shares is None and reads is not None:  # a pooler without shares: only what it never reads can go
+            return {"layers": list(range(max(1, reads[-1])))}
         if shares is None:
             raise UserError(
-                "cut_to_mixture cuts a model whose head reads one learned mixture for all texts; this one's does not: "
-                "put mix_layers before it, as in mix_layers | finetune | cut_to_mixture"
+                "cut_to_mixture cuts a model whose head is a pooler or reads one learned mixture for all texts, and "
+                "this one's does neither: put mix_layers before it, as in mix_layers | finetune | cut_to_mixture"
             )
         if self.weigh == "variation":
             weighed = [share * size for share, size in zip(shares, _variation(encoder, task), strict=True)]

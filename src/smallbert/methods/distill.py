@@ -1,17 +1,22 @@
-"""Distillation of logits: the student learns the teacher's softened scores beside the labels."""
+"""Distillation of logits: the student learns the teacher's softened scores beside the labels.
 
-from typing import Any, ClassVar
+metric="kl" is T^2 KL(teacher || student) of scores divided by the temperature T, "ce" the same with the teacher's own
+entropy left in, "mse" the mean squared difference of the scores as they are. A regression has one score, and its
+squared difference in any case. Several teachers in one phase share alpha evenly. A tagging teacher may cut words into
+other pieces: first pieces are compared, word by word.
+"""
+
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from smallbert.data import STUDENT, longest_input
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.model.heads import same_labels
-
-TEACHER = "teacher"
+from smallbert.model.batch import Batch
+from smallbert.model.heads import IGNORE, same_labels
+from smallbert.model.words import WORDS, need_word_head
 
 
 class Distill(Method):
@@ -22,6 +27,7 @@ class Distill(Method):
     teacher: str = "latest"
     alpha: float = 0.9
     temperature: float = 2.0
+    metric: Literal["kl", "ce", "mse"] = "kl"
 
     def check(self) -> None:
         """A share and a temperature."""
@@ -31,54 +37,85 @@ class Distill(Method):
             )
 
     def attach(self, phase: Any) -> None:
-        """Find the teacher; if it reads other tokens, let it have its own view of the texts."""
-        teacher = phase.teacher(self.teacher)
-        theirs, ours = teacher.head, phase.encoder.head
-        if theirs.kind != ours.kind or theirs.out.out_features != ours.out.out_features:
+        """Find the teacher, and see that it answers in the student's terms."""
+        teacher, ours = phase.teacher(self.teacher), phase.encoder.heads[phase.head]
+        theirs = need_word_head(teacher, "the teacher") if phase.head == WORDS else teacher.head
+        if theirs.kind != ours.kind or theirs.outputs != ours.outputs:
             raise UserError(f"the teacher's head ({theirs.kind}) does not fit the student's ({ours.kind})")
         if not same_labels(theirs.labels, ours.labels):
             raise UserError(
                 f"the teacher's classes ({', '.join(theirs.labels)}) are not the student's ({', '.join(ours.labels)}), "
                 "name by name and in that order; take a teacher that was trained on this task"
             )
-        phase.add_view(TEACHER, teacher.tokenizer)
-        reads, longest = (
-            longest_input(teacher),
-            max(phase.stream.views.get(TEACHER, phase.stream.views[STUDENT]).lengths),
-        )
-        if longest > reads:
-            raise UserError(
-                f"the teacher reads at most {reads} tokens, but a text of the task has {longest}; give --length {reads}"
-            )
+        phase.teachers.ask(self.teacher, scores=True)
 
     def weights(self, phase: Any) -> dict[str, Any]:
-        """The labels keep what the teacher leaves."""
-        return {"task": 1 - self.alpha, "distill": self.alpha}
+        """The labels keep what the teachers leave; several teachers have an equal say."""
+        all_of_us = [method for method in phase.methods if method.name == self.name]
+        labels = 1 - sum(method.alpha for method in all_of_us) / len(all_of_us)
+        mine = {phase.name_of(self): self.alpha / len(all_of_us)}
+        return {"task": labels, **mine} if all_of_us[0] == self else mine
 
     def loss(self, step: Any) -> dict[str, Tensor]:
         """The teacher looks at the same texts, in evaluation mode, without gradients."""
-        teacher, batch = step.phase.teacher(self.teacher), step.batch_for(TEACHER)
-        with torch.no_grad():
-            scores = teacher(batch)
-        return {"distill": step.mean(divergence(teacher.head.kind, step.scores, scores, step, self.temperature))}
+        phase, scores = step.phase, step.taught(self.teacher).scores
+        kind, counts, theirs = phase.encoder.heads[phase.head].kind, None, step.batch_for(self.teacher)
+        if kind == "tag" and theirs is not step.batch:
+            scores, counts = by_words(scores, theirs, step.batch)
+        each = divergence(kind, step.scores, scores, step, self.temperature, self.metric)
+        return {phase.name_of(self): step.mean(each if counts is None else each * counts.flatten())}
 
 
-def divergence(kind: str, student: Tensor, teacher: Tensor, step: Any, temperature: float) -> Tensor:
-    """How far each sequence's (or token's) scores are from the teacher's; zero when they are equal."""
-    student, teacher, batch = student.float(), teacher.float(), step.batch
+def divergence(
+    kind: str, student: Tensor, teacher: Tensor, step: Any, temperature: float, metric: str = "kl"
+) -> Tensor:
+    """How far each sequence's (or token's) scores are from the teacher's; zero when they are equal (but for "ce")."""
+    student, teacher, batch, measure = student.float(), teacher.float(), step.batch, METRICS[metric]
     if kind == "regress":
         each = (student - teacher).squeeze(-1) ** 2
     elif kind == "classify":
-        each = _kl(student, teacher, temperature)
-    elif kind == "tag":
-        each = _kl(student.flatten(0, 1), teacher.flatten(0, 1), temperature)
-        return each * ((batch.labels >= 0) & batch.tokens()).flatten()
+        each = measure(student, teacher, temperature)
+    elif kind in ("tag", "words"):
+        each = measure(student.flatten(0, -2), teacher.flatten(0, -2), temperature)
+        return each * (batch.labels.flatten() != IGNORE) * batch.labelled_tokens()
+    elif metric == "mse":  # over the places that a text has
+        squares = batch.rows(((student - teacher) ** 2).mean(-1), 0.0).sum(-1)
+        each = squares / batch.rows(batch.tokens().float(), 0.0).sum(-1).clamp(min=1)
     else:
         ours, theirs = ([batch.rows(scores[..., side], -1e4) for side in (0, 1)] for scores in (student, teacher))
-        each = (_kl(ours[0], theirs[0], temperature) + _kl(ours[1], theirs[1], temperature)) / 2
+        each = (measure(ours[0], theirs[0], temperature) + measure(ours[1], theirs[1], temperature)) / 2
     return each if batch.present is None else each * batch.present
+
+
+def by_words(scores: Tensor, theirs: Batch, ours: Batch) -> tuple[Tensor, Tensor]:
+    """A teacher's scores where the student has the first piece of the same word, and where there are such.
+
+    (…, their tokens, classes)  ->  (…, our tokens, classes), (…, our tokens) 1.0 where both have the word
+    """
+    reach = max(theirs.longest, ours.longest) + 1  # the last place of a row takes what begins no word
+    size, cells = max(theirs.size, ours.size) + 1, [_cells(batch, reach) for batch in (theirs, ours)]
+    known = torch.cat([scores.float(), torch.ones_like(scores[..., :1], dtype=torch.float32)], -1).flatten(0, 1)
+    grid = known.new_zeros(size * reach, known.shape[-1]).index_put((cells[0].flatten(),), known)
+    found = grid[cells[1]] * (cells[1] % reach < reach - 1).unsqueeze(-1)
+    return found[..., :-1], found[..., -1]
+
+
+def _cells(batch: Batch, reach: int) -> Tensor:
+    """For each token the number of its sequence and word in one: (…, tokens)."""
+    assert batch.words is not None
+    row = torch.arange(len(batch.input_ids), device=batch.words.device)[:, None]
+    word = torch.where((batch.words >= 0) & (batch.words < reach), batch.words, reach - 1)
+    return (row if batch.sequence is None else batch.sequence[None]) * reach + word
 
 
 def _kl(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     ours, theirs = (functional.log_softmax(scores / temperature, -1) for scores in (student, teacher))
     return (theirs.exp() * (theirs - ours)).sum(-1) * temperature**2
+
+
+def _ce(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    ours, theirs = functional.log_softmax(student / temperature, -1), functional.softmax(teacher / temperature, -1)
+    return -(theirs * ours).sum(-1) * temperature**2
+
+
+METRICS = {"kl": _kl, "ce": _ce, "mse": lambda student, teacher, temperature: ((student - teacher) ** 2).mean(-1)}

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.model.surgery import keep_layers
+from smallbert.model.surgery import check_layers, keep_layers
 
 
 class DropLayers(Method):
@@ -22,6 +22,7 @@ class DropLayers(Method):
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """Which layers stay."""
+        check_layers(encoder, self.name)
         total = len(encoder.order)
         keep = self.keep if isinstance(self.keep, int) else max(1, round(self.keep * total))
         if not 1 <= keep < total:

@@ -12,7 +12,7 @@ from torch import nn
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.model.mixing import Gates, check_free
+from smallbert.model.mixing import Gates, check_free, check_no_pooler
 
 
 class GateLayers(Method):
@@ -30,6 +30,7 @@ class GateLayers(Method):
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """One mixture to an encoder."""
         check_free(encoder, self.name)
+        check_no_pooler(encoder, self.name)
         return {}
 
     def build(self, encoder: Any, plan: dict[str, Any]) -> None:

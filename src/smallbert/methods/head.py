@@ -7,7 +7,7 @@ import torch
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model import heads
-from smallbert.model.encoder import HEAD
+from smallbert.model.encoder import HEAD, PLAIN
 
 
 class Head(Method):
@@ -31,6 +31,8 @@ class Head(Method):
         if plan["from_pooler"] and head.dense is not None:
             head.dense = encoder.pooler
         encoder.pooler = None
+        if PLAIN in encoder.heads:
+            del encoder.heads[PLAIN]
         encoder.heads[HEAD] = head.to(encoder.device)
 
     def fill(self, encoder: Any, before: Any, plan: dict[str, Any], task: Any, seed: int) -> None:

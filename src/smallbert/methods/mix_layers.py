@@ -7,7 +7,7 @@ from torch import nn
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.model.mixing import Mixture, check_free
+from smallbert.model.mixing import Mixture, check_free, check_no_pooler, chosen_states
 from smallbert.training.schedule import Schedule
 
 
@@ -31,17 +31,8 @@ class MixLayers(Method):
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """Which hidden states it reads, counted from the embedding output, number 0."""
         check_free(encoder, self.name)
-        count = len(encoder.order) + 1
-        wanted = range(count) if self.layers is None else self.layers
-        for number in wanted:
-            if not -count <= number < count:
-                raise UserError(
-                    f"mix_layers: there is no hidden state {number}; 0 is the embedding output, 1 to {count - 1} the "
-                    "layers, and -1 the last of them"
-                )
-        if not wanted:
-            raise UserError("mix_layers: layers is empty; name at least one, or leave it out to mix all")
-        return {"reads": sorted({number % count for number in wanted})}
+        check_no_pooler(encoder, self.name)
+        return {"reads": chosen_states(encoder, self.layers, self.name)}
 
     def build(self, encoder: Any, plan: dict[str, Any]) -> None:
         """One scalar a hidden state and one for the whole, learned at a rate of their own."""

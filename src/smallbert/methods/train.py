@@ -24,11 +24,17 @@ class Train(Method):
     half: bool = True
     graphs: bool = True
     compile: bool | None = None
+    store: str = "auto"  # hidden states of a frozen backbone: kept while it pays, "none", or a folder that holds them
 
     def check(self) -> None:
         """Refuse what cannot train."""
         for name in ("epochs", "lr", "batch"):
             if getattr(self, name) <= 0:
                 raise UserError(f"{self.name}: {name} must be more than 0, not {getattr(self, name)}")
+        if self.store not in ("auto", "none") and self.freeze != "backbone":
+            raise UserError(
+                f"{self.name}: store={self.store!r} brings hidden states, which stay as they are only with "
+                "freeze='backbone'; add that, or leave store out"
+            )
         if not 0 <= self.warmup < 1:
             raise UserError(f"{self.name}: warmup is a share of the steps from 0 to below 1, not {self.warmup}")

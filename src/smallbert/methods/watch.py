@@ -76,7 +76,7 @@ def _look_at_examples(phase: Any, examples: int) -> dict[str, Any]:
     batch = make_batch(phase.stream, chosen, Layout(False, 0)).to(phase.device)
     with torch.enable_grad():
         step = phase.look_at({STUDENT: batch})
-        loss = step.mean(losses(phase.encoder.head, step.scores, batch))
+        loss = step.mean(losses(phase.encoder.heads[phase.head], step.scores, batch))
         hidden = [state for state in step.states.hidden if state.requires_grad]
         gradients = torch.autograd.grad(loss, hidden, allow_unused=True) if hidden else ()
     firsts = [batch.first(state).detach().float() for state in step.states.hidden]
@@ -88,7 +88,7 @@ def _look_at_examples(phase: Any, examples: int) -> dict[str, Any]:
         # How much texts differ there, as a share of the state's own size: near 0, the state says nothing of the text.
         "spread": _rounded([float(one.std(0).norm() / one.norm(dim=-1).mean().clamp(min=1e-12)) for one in firsts]),
     }
-    if phase.encoder.head.kind == "classify":
+    if phase.encoder.heads[phase.head].kind == "classify":
         guess = step.scores.argmax(-1)
         found["accuracy"] = round(100 * float((guess == batch.labels).float().mean()), 2)
         found["largest"] = round(100 * float(guess.bincount().max()) / len(guess), 2)

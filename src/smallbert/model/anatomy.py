@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from operator import attrgetter
 from typing import Any
 
@@ -30,6 +31,8 @@ class Anatomy:
     out: str = ""
     up: str = ""
     down: str = ""
+    like_q: tuple[str, ...] = ()  # further matrices whose rows are laid out in heads, as those of q are
+    also: tuple[str, ...] = ()  # further matrices of a layer, by patterns such as "ffn.*.dense"
     attended: str = ""  # the module that attention probabilities pass through, where attention is the family's own
     style: str = "bert"  # the row of walk.WALKS that runs it
     offset: bool = False  # positions count from the padding number + 1
@@ -37,8 +40,9 @@ class Anatomy:
     recordable: bool = True  # its forward stays on the device, so that a CUDA graph can record it
     shared: bool = False  # layers are one module, run again and again
     count: str = "num_hidden_layers"  # the config's name for the number of layers
+    inner: str = "intermediate_size"  # the config's name for the number of inner neurons of a layer
     activation: str = "tanh"  # of the classification head
-    dense: str = "classifier.dense"  # names in Hugging Face's own classification models
+    dense: str = "classifier.dense"  # names in Hugging Face's own classification models; empty: the head has none
     classifier: str = "classifier.out_proj"
     pooler: str | None = None  # a pretrained dense layer of the bare model that the head starts from
 
@@ -70,6 +74,7 @@ FAMILIES: dict[str, Anatomy] = {
         down="ffn.lin2",
         token_types=False,
         count="n_layers",
+        inner="hidden_dim",
         activation="relu",
         dense="pre_classifier",
         classifier="classifier",
@@ -120,12 +125,24 @@ FAMILIES: dict[str, Anatomy] = {
     ),
     "deberta-v2": Anatomy(
         **{**_BERT, "q": "attention.self.query_proj", "k": "attention.self.key_proj", "v": "attention.self.value_proj"},
+        like_q=("attention.self.pos_query_proj", "attention.self.pos_key_proj"),
         attended="attention.self.dropout",
         style="deberta",
         recordable=False,
         activation="gelu",
         dense="pooler.dense",
         classifier="classifier",
+    ),
+    "mobilebert": Anatomy(
+        **_BERT,
+        also=("bottleneck.*.dense", "ffn.*.dense", "output.bottleneck.dense"),
+        style="mobilebert",
+        dense="mobilebert.pooler.dense",
+        classifier="classifier",
+        pooler="pooler.dense",
+    ),
+    "bilstm": Anatomy(
+        layers="layers", words="embeddings.word_embeddings", style="bilstm", token_types=False, dense="", classifier=""
     ),
 }
 
@@ -176,10 +193,13 @@ def linears(backbone: Any) -> Iterator[tuple[str, nn.Module]]:
     stem, roles = row.layers, [role for role in ROLES if getattr(row, role)]
     seen: set[int] = set()
     for number, layer in enumerate(layers(backbone)):
-        for found in (part(backbone, layer, role) for role in roles):
-            if id(found.module) not in seen:
-                seen.add(id(found.module))
-                yield f"{stem}.{number}.{found.path}", found.module
+        found = [(one.path, one.module) for one in (part(backbone, layer, role) for role in roles)]
+        if row.also:
+            found += [(p, m) for p, m in layer.named_modules() if any(fnmatch(p, pattern) for pattern in row.also)]
+        for path, module in found:
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield f"{stem}.{number}.{path}", module
 
 
 def replace_module(root: nn.Module, path: str, module: nn.Module) -> None:

@@ -6,6 +6,7 @@ A packed batch comes with `bounds`, the cumulative lengths of its segments; each
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,16 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 NAME = "smallbert"
+
+
+@dataclass(frozen=True)
+class Attending:
+    """What one layer attends with: queries and keys (batch, heads, tokens, size), and how far a token sees."""
+
+    query: Tensor
+    key: Tensor
+    scaling: float | None = None
+    window: int | None = None  # a token sees others less than this far away; None: all of its sequence
 
 
 def attend(
@@ -29,12 +40,16 @@ def attend(
     longest: int = 0,
     sliding_window: int | None = None,
     watch: Callable[[Tensor], None] | None = None,
+    show: Callable[[Attending], None] | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attend within each sequence; query, key and value are (batch, heads, tokens, size).
 
-    `watch` is shown the probabilities of a padded batch, which are otherwise never made.
+    `watch` is shown the probabilities of a padded batch, which are otherwise never made, and `show` what they are made
+    of, in either layout.
     """
+    if show is not None:
+        show(Attending(query, key, scaling, sliding_window))
     if bounds is None:
         if watch is not None:
             watch(probabilities(query, key, attention_mask, scaling))

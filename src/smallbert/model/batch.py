@@ -28,7 +28,12 @@ class Batch:
     longest: int = 0  # no sequence is longer than this
     present: Tensor | None = None  # (size,) 1.0 for a real sequence, 0.0 for one that only fills the shape
     labels: Tensor | None = None
+    words: Tensor | None = None  # the number of the word that begins at each token, -1 where none does
+    places: Tensor | None = None  # for words to be guessed: which tokens they are, counted through all rows
     count: Tensor | None = None  # how many losses the whole batch gives, over all processes
+    labelled: Tensor | None = None  # how many of them have a label, where some have none
+    texts: Tensor | None = None  # how many sequences the whole batch has, over all processes
+    hidden: Tensor | None = None  # (states, *input_ids.shape, width) where a frozen backbone has read it before
 
     @property
     def packed(self) -> bool:
@@ -60,14 +65,26 @@ class Batch:
         return values.index_select(0, self.sequence.clamp(max=self.size - 1)).unsqueeze(0)
 
     def rows(self, values: Tensor, empty: float) -> Tensor:
-        """Token values laid out one sequence a row, `empty` where a row has no token: (sequences, longest)."""
+        """Token values laid out one sequence a row, `empty` where a row has no token: (sequences, longest, …)."""
         if self.sequence is None:
             if self.attention_mask is None:
                 return values
-            return values.masked_fill(self.attention_mask == 0, empty)
-        grid = values.new_full(((self.size + 1) * self.longest,), empty)
+            padding = (self.attention_mask == 0).view(*values.shape[:2], *(1,) * (values.dim() - 2))
+            return values.masked_fill(padding, empty)
+        grid = values.new_full(((self.size + 1) * self.longest, *values.shape[2:]), empty)
         cell = self.sequence * self.longest + self.position_ids[0]
-        return grid.index_put((cell,), values[0]).view(self.size + 1, self.longest)[: self.size]
+        return grid.index_put((cell,), values[0]).unflatten(0, (self.size + 1, self.longest))[: self.size]
+
+    def shares(self, chosen: Tensor) -> Tensor:
+        """What share of its sequence's chosen tokens each chosen token is; those of a sequence add up to one.
+
+        padded, of three tokens each: [[1, 1, 0], [1, 0, 0]]  ->  [[0.5, 0.5, 0], [1, 0, 0]]
+        """
+        marks = chosen.float()
+        if self.sequence is None:
+            return marks / marks.sum(1, keepdim=True).clamp(min=1)
+        count = marks.new_zeros(self.size + 1).index_add(0, self.sequence, marks[0])
+        return marks / count.clamp(min=1)[self.sequence]
 
     def tokens(self) -> Tensor:
         """Which places hold a real token, as a mask of the shape of `input_ids`."""
@@ -79,6 +96,18 @@ class Batch:
             return real.unsqueeze(0)
         mask = torch.ones_like(self.input_ids) if self.attention_mask is None else self.attention_mask
         return mask > 0 if self.present is None else (mask > 0) & (self.present > 0).unsqueeze(1)
+
+    def labelled_tokens(self) -> Tensor:
+        """Whether the token of each label is a real one, in the order of the labels laid flat."""
+        real = self.tokens().flatten()
+        return real if self.places is None else real.index_select(0, self.places)
+
+    def guessed(self) -> Tensor | None:
+        """Which places hold a word to be guessed whose label is known, as a mask of the shape of `input_ids`."""
+        if self.places is None or self.labels is None:
+            return None
+        count = torch.zeros_like(self.input_ids).flatten()  # places that only fill the shape have no label, and add 0
+        return (count.index_add(0, self.places, (self.labels >= 0).to(count.dtype)) > 0).view_as(self.input_ids)
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""

@@ -7,6 +7,9 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +22,26 @@ from smallbert.errors import UserError
 from smallbert.model import attention
 from smallbert.model.anatomy import anatomy, layers
 from smallbert.model.batch import Batch
+from smallbert.model.bilstm import Bilstm  # noqa: F401  so that transformers knows it by its config
 from smallbert.model.heads import Head
 from smallbert.model.mixing import Connections, Gates, Mixture
-from smallbert.model.walk import Route, States, collect, walk
+from smallbert.model.pooling import MixturePooler, Pooler, pad_to
+from smallbert.model.stride import Stride
+from smallbert.model.walk import Route, States, Taps, Wanted, collect, tap, walk
 
 if TYPE_CHECKING:
     from smallbert.methods import Method
 
 HEAD = "task"
+PLAIN = "plain"  # a second head, that the encoder learned by while a pooler learned beside it
+
+
+@dataclass
+class Seen:
+    """What was wanted of one look at a batch, and nothing else."""
+
+    scores: Tensor | None = None
+    taps: Taps = field(default_factory=dict)
 
 
 class Encoder(nn.Module):
@@ -42,7 +57,7 @@ class Encoder(nn.Module):
         row = anatomy(backbone)
         if getattr(backbone.config, "inner_group_num", 1) != 1:
             raise UserError("ALBERT models with more than one layer to a group are not known here")
-        self.base: dict[str, Any] = _plain_config(backbone.config)
+        self.base: dict[str, Any] = plain_config(backbone.config)
         # A pretrained pooler is a head in waiting: the first classification head takes it over.
         self.pooler: nn.Module | None = _pooler(backbone)
         if hasattr(backbone, "pooler"):
@@ -56,8 +71,10 @@ class Encoder(nn.Module):
         self.heads = nn.ModuleDict()
         self.mixture: Mixture | Gates | None = None
         self.connections: Connections | None = None
+        self.stride: Stride | None = None
         self.history: list[dict[str, Any]] = []
         self.source = ""  # where it came from, for the card
+        self.spare: dict[str, Tensor] = {}  # what the model file had of a masked-LM head; never saved
         count = getattr(backbone.config, row.count)
         groups = len(layers(backbone))
         self.order: list[int] = [place * groups // count for place in range(count)]
@@ -80,36 +97,70 @@ class Encoder(nn.Module):
     @property
     def reading(self) -> list[float] | None:
         """The share of each hidden state in what a head reads; None where there is no mixture, or one that varies."""
-        return self.mixture.profile(len(self.order) + 1) if isinstance(self.mixture, Mixture) else None
+        head = self.head if HEAD in self.heads else None
+        reader = head.mixture if isinstance(head, MixturePooler) else self.mixture
+        return reader.profile(len(self.order) + 1) if isinstance(reader, Mixture) else None
 
     @property
-    def head(self) -> Head:
+    def head(self) -> Head | Pooler:
         """The head of the task at hand."""
         if HEAD not in self.heads:
             raise UserError("this encoder has no task head yet; fine-tune it on a task first")
         return self.heads[HEAD]  # type: ignore[return-value]
 
     def states(self, batch: Batch, taps: tuple[str, ...] = (), route: Route | None = None) -> States:
-        """Run the backbone and keep every hidden state."""
-        return collect(self.backbone, self.order, batch, route, taps, self.connections)
+        """Run the backbone and keep every hidden state; a batch that brings its hidden states needs no run."""
+        if batch.hidden is not None:
+            if taps or route is not None:
+                raise ValueError("stored hidden states cannot be tapped or routed")
+            return States(self._stored(batch.hidden))
+        return collect(self.backbone, self.order, batch, route, taps, self.connections, self.stride)
 
     def output(self, states: States, batch: Batch) -> Tensor:
         """Features of every token: the mixture if there is one, else the last layer's output."""
         return states.last if self.mixture is None else self.mixture(states.hidden, batch)
 
+    def as_read(self, batch: Batch) -> Batch:
+        """The batch as its heads want to see it: one that reads padding wants the same of it for every text."""
+        length = max((head.padded_to for head in self.heads.values() if isinstance(head, Pooler)), default=0)
+        if not length or batch.places is not None:  # words are guessed where they stand, and by no pooler
+            return batch
+        return pad_to(batch, length, self.backbone.config.pad_token_id or 0)
+
     def read(self, states: States, batch: Batch, head: str = HEAD) -> Tensor:
         """The scores that a head gives to what a walk saw."""
         return self._score(states.hidden, batch, self.heads[head])  # type: ignore[arg-type]
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Scores of the task head, or hidden features where there is no head; no hidden state is kept for long."""
-        states = walk(self.backbone, self.order, batch, None, self.connections)
-        if HEAD in self.heads:
-            return self._score(states, batch, self.head)
+    def forward(self, batch: Batch, head: str = HEAD) -> Tensor:
+        """Scores of a head, the task's; hidden features where there is none; no hidden state is kept for long."""
+        batch = self.as_read(batch)
+        walked = walk(self.backbone, self.order, batch, None, self.connections, self.stride)  # runs when it is asked
+        states: Iterable[Tensor] = walked if batch.hidden is None else self._stored(batch.hidden)
+        if head in self.heads:
+            return self._score(states, batch, self.heads[head])  # type: ignore[arg-type]
         return _last(states) if self.mixture is None else self.mixture(states, batch)
 
-    def _score(self, states: Iterable[Tensor], batch: Batch, head: Head) -> Tensor:
+    def _stored(self, hidden: Tensor) -> list[Tensor]:
+        """Hidden states that were kept, in the precision in which the head computes."""
+        dtypes = [one.dtype for one in (self.heads if self.heads else self).parameters()]
+        return list(hidden.to(min(dtypes, key=lambda dtype: dtype.itemsize)))
+
+    def look(self, batch: Batch, wanted: Wanted, scores: bool = True, head: str = HEAD) -> Seen:
+        """What is wanted of states and parts of layers (see `tap`), and a head's scores; no more is kept or run."""
+        seen = Seen()
+        walked = walk(self.backbone, self.order, batch, None, self.connections, self.stride)
+        with closing(tap(walked, self.backbone, wanted, seen.taps)) as states:  # type: ignore[type-var]
+            if scores:
+                seen.scores = self._score(states, batch, self.heads[head])  # type: ignore[arg-type]
+            else:  # what a layer does is known when its output is
+                last = max(place + (role != "hidden") for role, places in wanted.items() for place in places)
+                deque(islice(states, last + 1), maxlen=0)
+        return seen
+
+    def _score(self, states: Iterable[Tensor], batch: Batch, head: Head | Pooler) -> Tensor:
         """Each token is mixed on its own, so that a head which reads first tokens needs no others mixed."""
+        if isinstance(head, Pooler):
+            return head(states, batch)
         if self.mixture is None:
             return head(_last(states), batch)
         return head.score(self.mixture(states, batch, lambda state: head.pick(state, batch)), batch)
@@ -170,7 +221,9 @@ def skeleton(config: dict[str, Any], tokenizer: Any = None) -> Encoder:
 
 def _pooler(backbone: Any) -> nn.Module | None:
     path = anatomy(backbone).pooler
-    return None if path is None or backbone.pooler is None else attrgetter(path)(backbone)
+    if path is None or backbone.pooler is None or getattr(backbone.config, "classifier_activation", True) is False:
+        return None
+    return attrgetter(path)(backbone)
 
 
 def fingerprint(encoder: Encoder) -> str:
@@ -182,7 +235,7 @@ def fingerprint(encoder: Encoder) -> str:
     return digest.hexdigest()[:16]
 
 
-def _plain_config(config: Any) -> dict[str, Any]:
+def plain_config(config: Any) -> dict[str, Any]:
     """A config as plain JSON, without what belongs to one machine or one task."""
     values = config.to_dict()
     for name in (

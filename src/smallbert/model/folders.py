@@ -22,6 +22,7 @@ from smallbert.model.anatomy import anatomy
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder, skeleton
 from smallbert.model.modelfiles import load_tokenizer, quiet, read_json, read_tensors, save_tokenizer, write_tensors
+from smallbert.model.words import find_word_head
 
 FORMAT = 1
 AUTO = {
@@ -114,6 +115,8 @@ def _load_hugging_face(path: Path) -> Encoder:
     encoder.source = path.name
     if kind is not None:
         _adopt_head(encoder, model, kind)
+    else:
+        encoder.spare = find_word_head(path, encoder.family)
     return encoder.eval()
 
 
@@ -139,7 +142,7 @@ def _write_hugging_face(encoder: Encoder, folder: Path) -> bool:
     names = _their_names(encoder)
     if names is None:
         return False
-    head = encoder.head if encoder.heads else None
+    head = encoder.head if HEAD in encoder.heads else None
     kind = head.kind if head is not None else None
     auto = getattr(transformers, AUTO[kind])
     config = transformers.AutoConfig.for_model(**{k: v for k, v in encoder.backbone.config.to_dict().items()})
@@ -187,10 +190,10 @@ def _agrees(encoder: Encoder, auto: Any, folder: Path) -> bool:
     encoder.eval()
     ours, result = encoder(batch), model.to(encoder.device).eval()(**inputs)
     encoder.train(training)
-    if encoder.heads and encoder.head.kind == "answer":
+    if HEAD in encoder.heads and encoder.head.kind == "answer":
         theirs = torch.stack([result.start_logits, result.end_logits], -1)
     else:
-        theirs = result.logits if encoder.heads else result.last_hidden_state
+        theirs = result.logits if HEAD in encoder.heads else result.last_hidden_state
     if ours.dim() == 3:
         real = batch.tokens()
         ours, theirs = ours[real], theirs[real]

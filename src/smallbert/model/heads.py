@@ -15,7 +15,8 @@ from smallbert.model.batch import Batch
 
 KINDS = ("classify", "regress", "tag", "answer")
 POOLS = {"first": Batch.first, "mean": Batch.mean}
-IGNORE = -100
+IGNORE = -100  # no unit of its own: nothing is learned here
+UNKNOWN = -1  # a unit whose label nobody knows: a teacher may teach it, the labels' own loss skips it (NaN: a number)
 
 
 class Head(nn.Module):
@@ -31,7 +32,9 @@ class Head(nn.Module):
         self.kind, self.labels, self.pool = kind, labels, pool
         width, modern = config.hidden_size, config.model_type == "modernbert"
         self.dense = self.norm = None
-        if kind in ("classify", "regress") or modern:
+        # A pooler that does nothing but pick the first token (MobileBERT has such) has no dense layer.
+        has_dense = bool(row.dense) and getattr(config, "classifier_activation", True) is not False
+        if (kind in ("classify", "regress") and has_dense) or modern:
             self.dense = nn.Linear(width, width, bias=config.classifier_bias if modern else True)
         if modern:
             self.norm = nn.LayerNorm(width, eps=config.norm_eps, bias=config.norm_bias)
@@ -42,6 +45,11 @@ class Head(nn.Module):
     def forward(self, hidden: Tensor, batch: Batch) -> Tensor:
         """Read the hidden states of a batch."""
         return self.score(self.pick(hidden, batch), batch)
+
+    @property
+    def outputs(self) -> int:
+        """How many scores it gives."""
+        return self.out.out_features
 
     @property
     def reads_first(self) -> bool:
@@ -76,25 +84,29 @@ def initialise(head: Head, std: float, generator: torch.Generator) -> None:
             nn.init.zeros_(head.norm.bias)
 
 
-def losses(head: Head, scores: Tensor, batch: Batch) -> Tensor:
-    """The loss of each unit on its own (a sequence, or a token when tagging); units without a label give 0."""
+def losses(head: Any, scores: Tensor, batch: Batch) -> Tensor:
+    """The loss of each unit on its own (a sequence, a tagged token, a masked word); units without a label give 0."""
     labels, scores = batch.labels, scores.float()
     if labels is None:
         raise ValueError("a batch without labels has no loss")
     if head.kind == "regress":
-        each = (scores.squeeze(-1) - labels) ** 2
+        known = ~labels.isnan()
+        each = (scores.squeeze(-1) - labels.nan_to_num()) ** 2 * known
     elif head.kind == "classify":
-        each = functional.cross_entropy(scores, labels, reduction="none")
-    elif head.kind == "tag":
-        flat = functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="none")
-        return flat * batch.tokens().flatten()
+        each = _cross_entropy(scores, labels)
+    elif head.kind in ("tag", "words"):
+        return _cross_entropy(scores.flatten(0, -2), labels.flatten()) * batch.labelled_tokens()
     else:
         start, end = (batch.rows(scores[..., side], -1e4) for side in (0, 1))
-        each = (
-            functional.cross_entropy(start, labels[:, 0], reduction="none")
-            + functional.cross_entropy(end, labels[:, 1], reduction="none")
-        ) / 2
+        each = (_cross_entropy(start, labels[:, 0]) + _cross_entropy(end, labels[:, 1])) / 2
     return each if batch.present is None else each * batch.present
+
+
+def _cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
+    """Of each row, 0 where the label is none."""
+    return functional.cross_entropy(
+        scores, labels.masked_fill(labels < 0, IGNORE), ignore_index=IGNORE, reduction="none"
+    )
 
 
 def same_labels(one: Sequence[str], other: Sequence[str]) -> bool:

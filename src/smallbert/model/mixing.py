@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from smallbert.errors import UserError
 from smallbert.model.batch import Batch
+from smallbert.model.surgery import check_layers
 
 Pick = Callable[[Tensor], Tensor]
 TINY = 1e-6
@@ -149,8 +150,8 @@ class Mixture(nn.Module):
 
     def keep(self, kept: list[int]) -> None:
         """Forget the hidden states of layers that are gone; `kept` are layer numbers, the embedding output stays."""
-        places = _kept_places(self.reads, kept)
-        self.reads = _renumbered(self.reads, kept)
+        places = kept_places(self.reads, kept)
+        self.reads = renumbered(self.reads, kept)
         index = torch.tensor(places, device=self.weights.device)
         for name in ("weights", "gain", "shift"):
             values = getattr(self, name)
@@ -238,9 +239,36 @@ class Connections(nn.Module):
 
 
 def check_free(encoder: Any, name: str) -> None:
-    """Refuse to put a mixture in place of another, which would forget all that one has learned."""
+    """Refuse to put a mixture in place of another, which would forget what that has learned, or where none can be."""
+    check_layers(encoder, name)
     if encoder.mixture is not None:
         raise UserError(f"{name}: this encoder's head already reads a mixture of layers, and there can be only one")
+
+
+def check_no_pooler(encoder: Any, name: str) -> None:
+    """Refuse a mixture that no head would read."""
+    if any(hasattr(head, "reads") for head in encoder.heads.values()):
+        raise UserError(
+            f"{name}: this encoder's head is a pooler, which reads layers by itself; put a plain head on it"
+        )
+
+
+def chosen_states(encoder: Any, layers: list[int] | None, name: str) -> list[int]:
+    """The numbers of the hidden states to read, in order: 0 the embedding output, -1 the last layer, None all.
+
+    [0, -1, 3] of six layers  ->  [0, 3, 6]
+    """
+    count = len(encoder.order) + 1
+    wanted = range(count) if layers is None else layers
+    for number in wanted:
+        if not -count <= number < count:
+            raise UserError(
+                f"{name}: there is no hidden state {number}; 0 is the embedding output, 1 to {count - 1} the layers, "
+                "and -1 the last of them"
+            )
+    if not wanted:
+        raise UserError(f"{name}: layers is empty; name at least one, or leave it out to read all")
+    return sorted({number % count for number in wanted})
 
 
 def _identity_row(length: int) -> nn.Parameter:
@@ -249,16 +277,18 @@ def _identity_row(length: int) -> nn.Parameter:
     return nn.Parameter(row)
 
 
-def _kept_places(reads: list[int], kept: list[int]) -> list[int]:
+def kept_places(reads: list[int], kept: list[int]) -> list[int]:
+    """Which of the states that are read stay when only these layers do, by their place in `reads`."""
     stay = {0, *(number + 1 for number in kept)}
     places = [place for place, number in enumerate(reads) if number in stay]
     if not places:
         raise UserError(
-            f"the mixture reads the hidden states {reads} alone, and none of them would be left; keep one of them"
+            f"the head reads the hidden states {reads} alone, and none of them would be left; keep one of them"
         )
     return places
 
 
-def _renumbered(reads: list[int], kept: list[int]) -> list[int]:
+def renumbered(reads: list[int], kept: list[int]) -> list[int]:
+    """The states that are read as they are numbered when only these layers are left."""
     now = {0: 0, **{number + 1: place + 1 for place, number in enumerate(kept)}}
     return [now[number] for number in reads if number in now]

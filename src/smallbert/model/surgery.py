@@ -6,10 +6,17 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from smallbert.errors import UserError
 from smallbert.model.anatomy import anatomy, layers, replace_module
 
 if TYPE_CHECKING:
     from smallbert.model.encoder import Encoder
+
+
+def check_layers(encoder: Encoder, name: str) -> None:
+    """Refuse a model without layers to whatever works on layers."""
+    if not encoder.order:
+        raise UserError(f"{name} works on layers, and a model of type {encoder.family!r} has none")
 
 
 def keep_layers(encoder: Encoder, kept: list[int]) -> None:
@@ -26,6 +33,6 @@ def keep_layers(encoder: Encoder, kept: list[int]) -> None:
     if kinds is not None:
         config.layer_types = [kinds[place] for place in kept]
     setattr(config, row.count, len(kept))
-    for reader in (encoder.mixture, encoder.connections):
-        if reader is not None:
-            reader.keep(kept)
+    for reader in (encoder.mixture, encoder.connections, *encoder.heads.values()):
+        if (keep := getattr(reader, "keep", None)) is not None:  # a plain head reads the last layer, whichever it is
+            keep(kept)

@@ -6,9 +6,10 @@ replace or mix layers without knowing any family.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -16,10 +17,13 @@ from torch import Tensor, nn
 
 from smallbert.model.anatomy import anatomy, layers, part
 from smallbert.model.batch import Batch
+from smallbert.model.stride import Stride
 
 Arguments = Callable[[Any], dict[str, Any]]
 Route = Callable[[int, Tensor, Callable[[Tensor], Tensor]], Tensor]
 Connect = Callable[[int, list[Tensor]], Tensor]
+Wanted = Mapping[str, Collection[int]]  # {"hidden": {0, 6}, "q": {5}}: hidden states and layers are counted from 0
+Taps = dict[str, dict[int, Any]]
 
 
 @dataclass
@@ -27,7 +31,7 @@ class States:
     """What a walk saw: the embedding output and every layer's output, and what was tapped on the way."""
 
     hidden: list[Tensor]
-    taps: dict[str, list[Tensor]] = field(default_factory=dict)
+    taps: Taps = field(default_factory=dict)  # by part, then by the place of the layer
 
     @property
     def last(self) -> Tensor:
@@ -36,28 +40,38 @@ class States:
 
 
 def walk(
-    backbone: Any, order: list[int], batch: Batch, route: Route | None = None, connect: Connect | None = None
+    backbone: Any,
+    order: list[int],
+    batch: Batch,
+    route: Route | None = None,
+    connect: Connect | None = None,
+    stride: Stride | None = None,
 ) -> Iterator[Tensor]:
     """Yield the embedding output, then each layer's output, in the order in which `order` runs the layers.
 
     route(i, hidden, layer) decides what the i-th step does; without one it is layer(hidden). connect(i, states) says
-    what comes of it, given all hidden states so far.
+    what comes of it, given all hidden states so far. With a stride the layers see a shortened batch, and what they give
+    is spread over all tokens again.
     """
     style = WALKS[anatomy(backbone).style]
     hidden = style.embed(backbone, batch)
+    yield hidden
+    spread = None
+    if stride is not None:
+        hidden, batch, spread = stride(hidden, batch)
     arguments = style.arguments(backbone, batch, hidden)
     stack = layers(backbone)
     before = [hidden] if connect is not None else []
-    yield hidden
     for place, number in enumerate(order):
         run = _caller(style, backbone, stack[number], arguments, place == 0, batch)
         hidden = run(hidden) if route is None else route(place, hidden, run)
         if connect is not None:
             before.append(hidden)  # as the layer made it, not as the next one reads it
             hidden = connect(place, before)
-        if place == len(order) - 1 and style.finish is not None:
+        last = place == len(order) - 1
+        if last and style.finish is not None:
             hidden = style.finish(backbone, hidden)
-        yield hidden
+        yield hidden if spread is None else spread(hidden, last)
 
 
 def collect(
@@ -67,33 +81,53 @@ def collect(
     route: Route | None = None,
     taps: tuple[str, ...] = (),
     connect: Connect | None = None,
+    stride: Stride | None = None,
 ) -> States:
-    """Walk to the end and keep every hidden state, and the outputs of the parts named in `taps` (q, k, v, …)."""
-    if not taps:
-        return States(list(walk(backbone, order, batch, route, connect)))
-    seen: dict[str, dict[int, Tensor]] = {role: {} for role in taps}
+    """Walk to the end and keep every hidden state, and what `tap` knows of the parts named in `taps` (q, k, v, …)."""
+    seen: Taps = {}
+    wanted = {role: range(len(order)) for role in taps}
+    return States(list(tap(walk(backbone, order, batch, route, connect, stride), backbone, wanted, seen)), seen)
+
+
+def tap(states: Iterator[Tensor], backbone: Any, wanted: Wanted, seen: Taps) -> Iterator[Tensor]:
+    """Hand a walk's states on and put into `seen` what is wanted of them on the way.
+
+    "hidden" is a state itself; q, k, v, out, up and down what a layer's matrix puts out; "attention" what a layer
+    attends with (an `Attending`), or its probabilities where a family's attention is its own.
+    """
     place = 0
+    seen.update({role: {} for role in wanted})
 
-    def follow(now: int, hidden: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
-        nonlocal place
-        place = now
-        return layer(hidden) if route is None else route(now, hidden, layer)
-
-    def tap(layer: nn.Module, role: str) -> Any:
-        spot = part(backbone, layer, role)
-
-        def remember(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            if place not in seen[role]:  # DeBERTa sends its relative positions through the same matrix afterwards
-                seen[role][place] = output.chunk(spot.blocks, -1)[spot.block]
-
-        return spot.module.register_forward_hook(remember)
+    def note(role: str, value: Any) -> None:
+        # DeBERTa sends its relative positions through the same matrix afterwards: the first time counts.
+        if place in wanted[role] and place not in seen[role]:
+            seen[role][place] = value
 
     with ExitStack() as stack:
         for layer in layers(backbone):
-            for role in taps:
-                stack.enter_context(tap(layer, role))
-        hidden = list(walk(backbone, order, batch, follow, connect))
-    return States(hidden, {role: list(found.values()) for role, found in seen.items()})
+            for role in wanted:
+                if role != "hidden":
+                    stack.enter_context(_listen(backbone, layer, role, note))
+        for place, hidden in enumerate(states):
+            if place in wanted.get("hidden", ()):
+                seen["hidden"][place] = hidden
+            yield hidden
+
+
+def _listen(backbone: Any, layer: nn.Module, role: str, note: Callable[[str, Any], None]) -> Any:
+    """Have a layer tell what one of its parts does, as long as the returned hook lasts."""
+    if role != "attention":
+        spot = part(backbone, layer, role)
+        return spot.module.register_forward_hook(
+            lambda module, inputs, output: note(role, output.chunk(spot.blocks, -1)[spot.block])
+        )
+    if path := anatomy(backbone).attended:
+        return attrgetter(path)(layer).register_forward_pre_hook(lambda module, inputs: note(role, inputs[0]))
+
+    def ask(module: nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
+        return inputs, {**named, "show": lambda found: note(role, found)}  # handed on to our attention
+
+    return layer.register_forward_pre_hook(ask, with_kwargs=True)
 
 
 def _caller(
@@ -146,6 +180,22 @@ def _embed_deberta(backbone: Any, batch: Batch) -> Tensor:
 
 def _embed_modernbert(backbone: Any, batch: Batch) -> Tensor:
     return backbone.embeddings(input_ids=batch.input_ids)
+
+
+def _embed_mobilebert(backbone: Any, batch: Batch) -> Tensor:
+    """Each word beside its neighbours; none where the text begins or ends, whatever stands there in the batch."""
+    parts = backbone.embeddings
+    middle = parts.word_embeddings(batch.input_ids)
+    if parts.trigram_input:
+        inside = (batch.position_ids > 0).unsqueeze(-1)  # has a word before it
+        real = middle * batch.tokens().unsqueeze(-1)
+        before = torch.roll(real, 1, 1) * inside
+        after = torch.roll(real * inside, -1, 1)  # what came round to the end was a first word, and is none now
+        middle = torch.cat([after, middle, before], -1)
+    if parts.trigram_input or parts.embedding_size != parts.hidden_size:
+        middle = parts.embedding_transformation(middle)
+    place, kind = parts.position_embeddings(batch.position_ids), parts.token_type_embeddings(batch.token_type_ids)
+    return parts.dropout(parts.LayerNorm(middle + place + kind))
 
 
 def _mask(batch: Batch) -> Tensor:
@@ -207,6 +257,8 @@ def _deberta_convolution(backbone: Any, before: Tensor, after: Tensor, batch: Ba
 
 WALKS: dict[str, Style] = {
     "bert": Style(_embed, _plain_arguments),
+    "bilstm": Style(lambda backbone, batch: backbone(batch), _plain_arguments),
+    "mobilebert": Style(_embed_mobilebert, _plain_arguments),
     "albert": Style(_embed_albert, _plain_arguments),
     "mpnet": Style(_embed, _mpnet_arguments),
     "deberta": Style(_embed_deberta, _deberta_arguments, after_first=_deberta_convolution),

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from smallbert.answering import has_head_for, is_made_for, match_labels
 from smallbert.data import STUDENT, Layout, Stream, make_batch, sort_into_batches, tokenise, usable_length
 from smallbert.errors import UserError
-from smallbert.make import match_labels
 from smallbert.measuring.evaluate import predict
 from smallbert.measuring.metrics import score
 from smallbert.model.anatomy import anatomy, layers, part
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder
 from smallbert.model.heads import IGNORE, losses
-from smallbert.run import has_head_for, is_made_for
 from smallbert.tasks.task import limit
 
 if TYPE_CHECKING:

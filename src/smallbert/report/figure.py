@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 # Each role has its own colour, so that the SVG can name the role where the PNG has the colour.
 COLOURS = {"ink": "#1d1c1a", "muted": "#77726a", "rule": "#e4e0d9", "accent": "#b3362b", "paper": "#fffefd"}
+COLOURS |= {"other": "#2f6690"}  # against the accent, where two are compared
 FONTS = ("Helvetica Neue", "Helvetica", "Arial", "Liberation Sans", "DejaVu Sans")
 
 

@@ -39,9 +39,11 @@ def render_overview(folder: Path | str) -> str:
         cards = [card for card in load_cards(topic) if not studies]
         records = _records(topic)
         probes = sorted(path.parent for path in topic.rglob("probe.json"))
-        if cards or records or studies or probes:
+        errors = sorted(path.parent for path in topic.rglob("errors.json"))
+        if cards or records or studies or probes or errors:
             parts.append(f"## {topic.name.replace('_', ' ')}\n")
         parts += [_study(study, folder) for study in studies] + [_probe(probe, folder) for probe in probes]
+        parts += [_errors(pair, folder) for pair in errors]
         if cards:
             parts.append(
                 _table([row for task in sorted({card["task"] for card in cards}) for row in _rows(cards, task)])
@@ -75,6 +77,13 @@ def _probe(probe: Path, folder: Path) -> str:
     return f"[{where}]({where}): what the layers of {found['model']} know, on {tasks}.\n\n" + _commands(
         [found["command"]]
     )
+
+
+def _errors(pair: Path, folder: Path) -> str:
+    found = json.loads((pair / "errors.json").read_text(encoding="utf-8"))
+    where, names = (pair / "errors.md").relative_to(folder).as_posix(), [model["name"] for model in found["models"]]
+    told = f"A is {names[0]}, B is {names[1]}, on {found['task']}. {found['test']['sentence']}"
+    return f"[{where}]({where}): {told}.\n\n" + _commands([found["command"]])
 
 
 def _records(topic: Path) -> list[dict[str, Any]]:

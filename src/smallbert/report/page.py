@@ -10,6 +10,7 @@ from smallbert.measuring.budget import Budget, best, frontier, show
 from smallbert.measuring.card import MACHINERY_CHECK, Card, number
 from smallbert.measuring.groups import score_of, short_recipes
 from smallbert.report import plot
+from smallbert.report.errors import page_section
 from smallbert.report.figure import COLOURS, to_png
 from smallbert.report.table import Row, make_rows, shown_columns, task_key, three_digits
 
@@ -19,9 +20,18 @@ PLOTS = {  # what is drawn against the score: title of the plot, title of the ax
 }
 
 
-def write_report(cards: Sequence[Card], folder: Path | str, title: str, budget: Budget | None = None) -> Path:
-    """Write index.html, plot.png and cards.json about the cards into a folder, and give the path of the page."""
-    if not cards:
+def write_report(
+    cards: Sequence[Card],
+    folder: Path | str,
+    title: str,
+    budget: Budget | None = None,
+    errors: Sequence[dict[str, Any]] = (),
+) -> Path:
+    """Write index.html, plot.png and cards.json about the cards into a folder, and give the path of the page.
+
+    `errors` are comparisons of two models, a section each; without cards the page is about them alone.
+    """
+    if not cards and not errors:
         raise UserError("there are no cards to report on; make some with `smallbert compare`, then give their folder")
     kinds = {card["kind"] for card in cards}
     if len(kinds) > 1:
@@ -49,8 +59,10 @@ def write_report(cards: Sequence[Card], folder: Path | str, title: str, budget: 
         machinery_check=kinds == {MACHINERY_CHECK},
         places=_places(cards),
         colours=COLOURS,
+        errors=[page_section(found, f"errors{place}") for place, found in enumerate(errors)],
     )
-    write_json(folder / "cards.json", list(cards))
+    if cards:
+        write_json(folder / "cards.json", list(cards))
     write_text(folder / "index.html", page + "\n")
     return folder / "index.html"
 

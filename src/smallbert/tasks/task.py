@@ -182,7 +182,9 @@ def with_choice(task: Task, share: float = 0.1, most: int = 1000) -> Task:
     'choose is 871 whole rows of train; they and what shares text with them, 9,892 of 67,349 rows, are not trained on'
     """
     rows = task.split("train")
-    scored, held = hold_out_families(rows.texts, rows.pairs, share, most)
+    # The same question may be asked of many texts; what must not be seen twice is the text it is asked of.
+    texts = [""] * len(rows) if task.kind == "answer" else rows.texts
+    scored, held = hold_out_families(texts, rows.pairs, share, most)
     if not scored:
         raise UserError(
             f"task {task.name} has no rows to choose by: to hold any out, more than {200 * share:.0f} % of train would "
@@ -197,6 +199,12 @@ def with_choice(task: Task, share: float = 0.1, most: int = 1000) -> Task:
     _check_varied(f"{task.name} without what is held out", task.kind, task.labels, splits)
     changed = _told_apart(task, note, splits=splits)
     return replace(changed, chance=_chance(Row(task.kind, task.metrics, ""), splits[CHOOSE]))
+
+
+def without_dev(task: Task, share: float = 0.1, most: int = 1000) -> Task:
+    """The same, with what is held out in place of dev, and nothing else: dev cannot be looked at by mistake."""
+    chosen = with_choice(task, share, most)
+    return replace(chosen, splits={"train": chosen.split("train"), "dev": chosen.split(CHOOSE)})
 
 
 def cut_at(task: Task, length: int) -> Task:

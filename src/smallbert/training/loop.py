@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from smallbert.data import STUDENT, Layout, Stream, cut_into_batches, make_batch
 from smallbert.errors import UserError
+from smallbert.features.frozen import Frozen, keep_states
 from smallbert.model.anatomy import anatomy
 from smallbert.model.batch import Batch
 from smallbert.processes import processes
@@ -45,8 +46,18 @@ def choose_layout(phase: Phase, stream: Stream) -> Layout:
     return Layout(False, longest, multiple=16 if cuda else 1)
 
 
-def train(phase: Phase, say: Say, work: Path | None = None, key: str = "", pause: float = CHECKPOINT_SECONDS) -> None:
-    """Train a phase to its end, from its last checkpoint in `work` if there is one; leaves the encoder in eval mode."""
+def train(
+    phase: Phase,
+    say: Say,
+    work: Path | None = None,
+    key: str = "",
+    pause: float = CHECKPOINT_SECONDS,
+    states: Path | None = None,
+) -> None:
+    """Train a phase to its end, from its last checkpoint in `work` if there is one; leaves the encoder in eval mode.
+
+    Hidden states of a frozen backbone are kept beside the checkpoint, or in `states`, for other runs to read them too.
+    """
     settings, stream = phase.settings, phase.stream
     if stream is None or len(stream) == 0:
         raise UserError("there is nothing to train on: the task has no training examples")
@@ -58,11 +69,15 @@ def train(phase: Phase, say: Say, work: Path | None = None, key: str = "", pause
     phase.total = phase.planned_steps
     phase.say = say
     frozen = frozen_parts(phase.encoder, settings.freeze, phase.frozen)
-    with frozen, other_dropout(phase.encoder, settings.dropout):
+    place = states or (None if work is None else work.with_suffix(".states"))
+    kept = keep_states(phase, place, say, shared=states is not None)
+    with kept as plan.states, frozen, other_dropout(phase.encoder, settings.dropout):
         phase.optimiser = make_optimiser(phase)
         if work is not None and load_checkpoint(phase, work, key):
             phase.notes.append(f"went on from a checkpoint at step {phase.step}")
-        compiles = pays_to_compile(settings.compile, phase.total) and phase.device.type == "cuda"
+        pays = plan.states is None and pays_to_compile(settings.compile, phase.total)
+        compiles = pays and phase.device.type == "cuda"
+        compiles = compiles and not phase.taps  # a compiled layer would not let anyone listen
         watch = _Watch(phase, say, state)
         phase.begin_training()
         with asked_to_stop() as stop, compiled_layers(phase.encoder, compiles):
@@ -79,7 +94,7 @@ def _take_steps(
     """All steps that are left, with a checkpoint in `work` every `pause` seconds and before stopping when asked to."""
     take, saved = _stepper(phase), time.monotonic()
     while phase.step < phase.total and not phase.diverged:
-        batches = plan.batches(phase.step, phase.device)
+        batches = {view: batch.to(phase.device) for view, batch in plan.get(phase.step, phase.total).items()}
         torch.manual_seed(_mix(phase.seed, phase.step, plan.rank))
         phase.set_dials()
         set_rates(phase, warmup_then_linear((phase.step + 1) / (phase.total + 1), phase.settings.warmup))
@@ -109,7 +124,8 @@ def take_step(phase: Phase, batches: Batches) -> Tensor:
     for method in phase.methods:
         method.after_backward(phase)
     if phase.settings.clip:
-        _clip(phase.optimiser, parameters, phase.settings.clip)
+        joint = [one for one in parameters if one not in phase.clipped_apart]
+        _clip(phase.optimiser, joint, phase.settings.clip)
     phase.optimiser.step()
     for method in phase.methods:
         method.after_step(phase)
@@ -148,22 +164,34 @@ class _Plan:
         self.steps_per_epoch = -(-len(stream) // batch)
         self.slots = -(-min(batch, len(stream)) // self.world) if layout.packed or layout.multiple > 1 else 0
         self.epoch = lru_cache(2)(self._epoch)
+        self.states: Frozen | None = None  # where the hidden states of a frozen backbone are
 
     def _epoch(self, number: int) -> list[np.ndarray]:
         lengths = self.stream.views[STUDENT].lengths
         return cut_into_batches(lengths, self.batch, _mix(self.seed, number, 7), bucket=not self.layout.packed)
 
-    def batches(self, step: int, device: torch.device) -> Batches:
+    def get(self, step: int, total: int) -> Batches:
+        """The batch of a step; where it is read from disk, the next one is read while this one is learned from."""
+        return self.batches(step) if self.states is None else self.states.ahead(self.batches, step, total)
+
+    def batches(self, step: int, device: torch.device | str = "cpu") -> Batches:
         """The batch of a step, this process's share of it, in every view."""
         whole = self.epoch(step // self.steps_per_epoch)[step % self.steps_per_epoch]
-        count = torch.tensor(float(max(1, self.stream.units(whole))))
+        stream, whole = self.stream.at(whole, _mix(self.seed, step, 11))
+        counts = {"count": max(1, stream.units(whole)), "texts": len(whole)}
+        if stream.is_partly_labelled:
+            counts["labelled"] = max(1, stream.labelled(whole))
+        told = {name: torch.tensor(float(value)) for name, value in counts.items()}
         mine = whole[self.rank :: self.world]
-        made = {}
-        for view in self.stream.views:
-            batch = make_batch(self.stream, mine if len(mine) else whole[:1], self.layout, slots=self.slots, view=view)
+        some, made = mine if len(mine) else whole[:1], {}
+        for view in stream.views:
+            if self.states is None:
+                batch = make_batch(stream, some, self.layout, slots=self.slots, view=view)
+            else:
+                batch = self.states.make_batch(some, self.layout, self.slots)
             if not len(mine) and batch.present is not None:
                 batch.present.zero_()  # a process without an example of its own still takes part in the step
-            made[view] = batch.with_tensors({"count": count}).to(device)
+            made[view] = batch.with_tensors(told).to(device)
         return made
 
 

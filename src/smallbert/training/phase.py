@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from smallbert.data import STUDENT, Stream, tokenizer_key
+from smallbert.data import STUDENT, Stream
 from smallbert.errors import UserError
 from smallbert.model.batch import Batch
-from smallbert.model.encoder import Encoder
+from smallbert.model.encoder import HEAD, Encoder, Seen
 from smallbert.model.heads import losses
 from smallbert.model.walk import Route, States
 from smallbert.training.precision import round_weights
 from smallbert.training.schedule import Schedule, constant
+from smallbert.training.teachers import Teachers, view_of
 
 if TYPE_CHECKING:
     from smallbert.methods import Method
     from smallbert.tasks import Task
 
 Weights = dict[str, Tensor]
+BACKBONE = "backbone."  # how the names of its weights begin
 HELD_STAGE = 90  # what earlier phases settled is applied last, over whatever this phase does to a weight
 
 
@@ -47,6 +50,8 @@ class Phase:
         self.methods = sorted(methods, key=lambda method: method.stage)  # stable: equal stages keep their order
         self.settings: Any = next((method for method in methods if method.is_train_setting), None)
         self.stream: Stream | None = None
+        self._head = HEAD
+        self.work: Path | None = None  # a folder for what may be made once and found again after a kill
         self.tokenise: Callable[[Any], Stream] = lambda tokenizer: _no_stream()
         self.device = encoder.device
         self.modules = nn.ModuleDict()  # trained beside the encoder, gone when the phase ends
@@ -55,13 +60,14 @@ class Phase:
         self.dials: dict[str, Tensor] = {}
         self.frozen: list[nn.Parameter] = []  # what a method wants left as it is while the phase trains
         self.rates: list[tuple[list[nn.Parameter], float]] = []  # parameters with a learning rate of their own
+        self.clipped_apart: set[nn.Parameter] = set()  # what a method clips by itself
         self.taps: set[str] = set()
         self._route: Route | None = None
         self.step, self.total = 0, 0
         self.world = 1
         self.notes: list[str] = []
         self.traces: dict[str, list[dict[str, Any]]] = {}  # what methods want remembered of the way, step by step
-        self._teachers: dict[str, Encoder] = {}
+        self.teachers = Teachers(self)
         self.diverged = ""
         self.packed = False
         self._terms: dict[str, list[str]] = {}  # loss term -> the dials that weigh it
@@ -99,7 +105,8 @@ class Phase:
     @property
     def planned_steps(self) -> int:
         """How many steps the phase is going to take; what `total` is once it trains."""
-        return max(1, round(self.settings.epochs * self.steps_an_epoch))
+        steps = getattr(self.settings, "steps", None)
+        return steps or max(1, round(self.settings.epochs * self.steps_an_epoch))
 
     @property
     def route(self) -> Route | None:
@@ -113,6 +120,17 @@ class Phase:
         self._route = route
 
     @property
+    def head(self) -> str:
+        """The name of the head whose scores are learned; one method of a phase may choose another than the task's."""
+        return self._head
+
+    @head.setter
+    def head(self, head: str) -> None:
+        if self._head != HEAD:
+            raise UserError("two methods of one phase both choose what is learned; put them into phases of their own")
+        self._head = head
+
+    @property
     def rate(self) -> Tensor | float:
         """The learning rate of this step as the schedule has it, for a proximal step; a tensor on a GPU."""
         assert self.optimiser is not None
@@ -121,40 +139,28 @@ class Phase:
 
     def train_module(self, name: str, module: nn.Module, lr: float | None = None) -> nn.Module:
         """Train another module beside the encoder, with a learning rate of its own if one is given."""
+        if name in self.modules:
+            raise UserError(f"two methods of one phase both train a module {name!r}; put them into phases of their own")
         self.modules[name] = module.to(self.device)
         if lr is not None:
             self.rates.append((list(module.parameters()), lr))
         return self.modules[name]
 
+    def name_of(self, method: Method) -> str:
+        """What a method's loss terms and modules are called; several of one kind in a phase are told apart.
+
+        distill, distill 2, distill 3
+        """
+        place = [one for one in self.methods if one.name == method.name].index(method)
+        return f"{method.name} {place + 1}" if place else method.name
+
     def teacher(self, name: str) -> Encoder:
         """A frozen encoder to learn from: a mark, "latest" for the last trained one, or a saved folder."""
-        if name in self._teachers:
-            return self._teachers[name]
-        if name in self.marks:
-            found = self.marks[name].copy()
-        elif name == "latest":
-            raise UserError(
-                "distillation needs a trained teacher, and nothing was trained yet: start from a fine-tuned model, "
-                "put finetune before it, or write distill(teacher='folder')"
-            )
-        else:
-            from smallbert.model.encoder import load
-
-            found = load(name)
-        self._teachers[name] = found.to(self.device).eval().requires_grad_(False)
-        return self._teachers[name]
+        return self.teachers.find(name).encoder
 
     def readers(self) -> list[Encoder]:
         """Every model that reads this phase's batches: the encoder and its teachers."""
-        return [self.encoder, *self._teachers.values()]
-
-    def add_view(self, name: str, tokenizer: Any) -> None:
-        """Let another model read the same texts through its own tokenizer; one that cuts them alike shares the view."""
-        if self.stream is None or same_tokens(tokenizer, self.encoder.tokenizer):
-            return
-        if self.stream.kind not in ("classify", "regress"):
-            raise UserError("a teacher with another tokenizer can teach whole texts only, not tokens or spans")
-        self.stream.views[name] = self.tokenise(tokenizer).views[STUDENT]
+        return [self.encoder, *(teacher.encoder for teacher in self.teachers.values())]
 
     def remember(self, name: str, value: Any) -> None:
         """Write down how something stands at this step (plain JSON), for the card."""
@@ -194,10 +200,10 @@ class Phase:
 
     def look_at(self, batches: dict[str, Batch]) -> Step:
         """Run the encoder over a batch, with the weights as this phase wants them seen."""
-        batch = batches[STUDENT]
-        with self._as_seen(), torch.autocast(self.device.type, enabled=False):
+        batch = self.encoder.as_read(batches[STUDENT])
+        with self.as_seen(runs=batch.hidden is None), torch.autocast(self.device.type, enabled=False):
             states = self.encoder.states(batch, tuple(sorted(self.taps)), self.route)
-            return Step(self, batches, states, self.encoder.read(states, batch))
+            return Step(self, {**batches, STUDENT: batch}, states, self.encoder.read(states, batch, self.head))
 
     def loss(self, batches: dict[str, Batch]) -> Tensor:
         """The whole loss of a batch: the task's own and the methods' terms, each with its weight."""
@@ -211,7 +217,8 @@ class Phase:
                     )
                 terms[name] = value
         if step.batch.labels is not None and not self._is_off("task"):
-            terms["task"] = step.mean(losses(self.encoder.head, step.scores, step.batch))
+            each = losses(self.encoder.heads[self.head], step.scores, step.batch)
+            terms["task"] = step.mean(each, step.batch.labelled)
         total = [self._weight(name) * value for name, value in terms.items()]
         if not total:
             raise UserError("this phase has nothing to learn from: no labels and no method with a loss")
@@ -234,9 +241,14 @@ class Phase:
                 self._terms.setdefault(term, []).append(name)
 
     @contextmanager
-    def _as_seen(self) -> Iterator[None]:
-        """Put the transformed weights where the stored ones are; a tied one into all its places."""
-        stored, made = dict(self.encoder.named_parameters()), self.weights()
+    def as_seen(self, runs: bool = True) -> Iterator[None]:
+        """Put the transformed weights where the stored ones are; a tied one into all its places.
+
+        A backbone that does not run, since its hidden states are known, is left as it is.
+        """
+        named = self.encoder.named_parameters()
+        stored = {name: one for name, one in named if runs or not name.startswith(BACKBONE)}
+        made = {name: one for name, one in self.weights().items() if name in stored}
         if self.half:
             # What learns at a rate of its own (a mixture's few scalars) is worth its full precision.
             own = {
@@ -266,11 +278,6 @@ class Phase:
         return any(schedule.start == 0 and schedule.end == 0 for schedule in said)
 
 
-def same_tokens(one: Any, other: Any) -> bool:
-    """Whether two tokenizers cut every text into the same numbers."""
-    return one is other or tokenizer_key(one) == tokenizer_key(other)
-
-
 def _no_stream() -> Stream:
     raise UserError("this phase has no task, so there is no text to tokenise")
 
@@ -281,22 +288,39 @@ class Step:
     def __init__(self, phase: Phase, batches: dict[str, Batch], states: States, scores: Tensor):
         """Keep what was seen."""
         self.phase, self.batches, self.states, self.scores = phase, batches, states, scores
+        self._taught: dict[str, Seen] = {}
 
     @property
     def batch(self) -> Batch:
         """The batch as the student reads it."""
         return self.batches[STUDENT]
 
-    def batch_for(self, view: str) -> Batch:
-        """The same texts as another model reads them."""
-        return self.batches.get(view, self.batch)
+    def batch_for(self, teacher: str) -> Batch:
+        """The same texts as a teacher reads them."""
+        return self.batches.get(view_of(teacher), self.batch)
 
-    def mean(self, each: Tensor) -> Tensor:
-        """The mean of one loss a sequence (or a token), over the batches of all processes together."""
-        count = self.batch.count
+    def taught(self, teacher: str) -> Seen:
+        """What a teacher makes of them, as was asked for; it looks once a step, however many terms learn from it."""
+        if teacher not in self._taught:
+            self._taught[teacher] = self.phase.teachers.look(teacher, self.batch_for(teacher))
+        return self._taught[teacher]
+
+    def mean(self, each: Tensor, count: Tensor | None = None) -> Tensor:
+        """The mean of one loss a sequence (or a token), over the batches of all processes together.
+
+        Of losses that rows without a label do not have, the mean is over `batch.labelled` of them.
+        """
+        count = self.batch.count if count is None else count
         if count is None:
             count = each.new_tensor(float(each.shape[0])) if self.batch.present is None else self.batch.present.sum()
         return each.float().sum() / count
+
+    def mean_of_texts(self, each: Tensor, shares: Tensor) -> Tensor:
+        """The mean over all texts of each text's own mean, in which each token has its share (see Batch.shares)."""
+        count = self.batch.texts
+        if count is None:
+            count = each.new_tensor(float(self.batch.size)) if self.batch.present is None else self.batch.present.sum()
+        return (each.float() * shares).sum() / count
 
     def penalty(self, value: Tensor) -> Tensor:
         """A term that depends on no example, counted once however many processes there are."""

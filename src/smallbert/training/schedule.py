@@ -26,11 +26,14 @@ class Schedule:
     shape: str = "linear"
     stairs: int = 0  # so many equal steps instead of a smooth way
     before: float | None = None  # the value until `begin`, where that is another than `start`: a drop to begin with
+    after: float | None = None  # the value from `finish` on, where that is another than `end`
 
     def at(self, progress: float) -> float:
         """The value when this share of the phase's steps is done."""
         if self.before is not None and progress < self.begin:
             return self.before
+        if self.after is not None and progress >= self.finish:
+            return self.after
         span = self.finish - self.begin
         share = min(max((progress - self.begin) / span, 0.0), 1.0) if span > 0 else float(progress >= self.finish)
         if self.stairs:

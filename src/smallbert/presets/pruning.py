@@ -1,27 +1,6 @@
-"""Presets: named recipes for systems of the literature, with where they come from and what was published for them."""
+"""Presets that fine-tune, cut, prune and quantise."""
 
-from dataclasses import dataclass, field
-from typing import Any
-
-from smallbert.registry import Registry
-
-PRESETS: "Registry[Preset]" = Registry("preset")
-
-
-@dataclass(frozen=True)
-class Preset:
-    """One row: a name, a recipe text, its reference, published numbers with their source, and what to know.
-
-    `published` holds `scores` (task, metric, value on the 0-100 scale), `model`, `split` and `source`; where no
-    number could be checked, `scores` is empty and `why` says so.
-    """
-
-    name: str
-    recipe: str
-    reference: str
-    about: str
-    published: dict[str, Any] = field(default_factory=dict)
-
+from smallbert.presets.preset import Preset, published, unpublished
 
 SANH = "Sanh, Wolf and Rush 2020, Movement Pruning, arXiv:2005.07683"
 BERMO = "BERMo: What can BERT learn from ELMo?, arXiv:2110.15802"
@@ -29,22 +8,13 @@ SANH_TABLE = "huggingface/transformers-research-projects, movement-pruning/READM
 KURTIC = "Kurtic et al. 2022, The Optimal BERT Surgeon, arXiv:2203.07259"
 JIANG = "Jiang et al. 2023, Pruning Pre-trained Language Models Without Fine-Tuning, arXiv:2210.06210"
 
-
-def _scores(source: str, **scores: dict[str, float]) -> dict[str, Any]:
-    return {"scores": scores, "model": "bert-base-uncased", "split": "dev", "source": source}
-
-
-def _none(why: str) -> dict[str, Any]:
-    return {"scores": {}, "why": why}
-
-
 ROWS = [
     Preset(
         "baseline",
         "finetune",
         "Devlin et al. 2019, BERT, arXiv:1810.04805",
         "Fine-tune the whole encoder: what every small model is measured against.",
-        _scores(
+        published(
             SANH_TABLE,
             mnli={"accuracy": 84.5, "accuracy_mm": 84.9},
             qqp={"accuracy": 91.4, "f1": 88.4},
@@ -57,7 +27,7 @@ ROWS = [
         BERMO,
         "Read a learned mixture of all layers; the paper's MNLI, QQP and SQuAD numbers, its own BERT's too, lie well "
         "under what BERT-base usually reaches.",
-        _scores(
+        published(
             f"tables of {BERMO}",
             sst2={"accuracy": 92.43},
             mnli={"accuracy": 80.04, "accuracy_mm": 80.84},
@@ -70,21 +40,21 @@ ROWS = [
         "drop_layers(6, which='first') | finetune",
         "Sajjad et al. 2020, Poor Man's BERT, arXiv:2004.03844",
         "Keep the first six layers, then fine-tune: the cheapest baseline for any claim about compression.",
-        _none("the paper's table could not be checked"),
+        unpublished("the paper's table could not be checked"),
     ),
     Preset(
         "half",
         "finetune | drop_layers(0.5, which='even') | distill + train(epochs=3)",
         "Sanh et al. 2019, DistilBERT, arXiv:1910.01108, for keeping evenly spaced layers; here on the task alone",
         "Keep every second layer of the fine-tuned encoder, then distil it from the whole one.",
-        _none("published students of this depth were distilled on a large corpus first"),
+        unpublished("published students of this depth were distilled on a large corpus first"),
     ),
     Preset(
         "kd6",
         "finetune | drop_layers(6, which='first') | distill + train(epochs=3)",
         "Hinton et al. 2015, Distilling the Knowledge in a Neural Network, arXiv:1503.02531",
         "Keep the first six layers of the fine-tuned encoder, then distil its logits.",
-        _none("no checked table of plain logit distillation into this student"),
+        unpublished("no checked table of plain logit distillation into this student"),
     ),
     Preset(
         "gmp10",
@@ -92,7 +62,7 @@ ROWS = [
         f"Zhu and Gupta 2017, To prune, or not to prune, arXiv:1710.01878; numbers from {SANH}",
         "Gradually keep the largest 10 % of the encoder's weights while distilling; the published run starts from the "
         "pretrained encoder, this one from the fine-tuned.",
-        _scores(
+        published(
             SANH_TABLE,
             mnli={"accuracy": 78.3, "accuracy_mm": 79.3},
             qqp={"accuracy": 79.8, "f1": 65.0},
@@ -105,7 +75,7 @@ ROWS = [
         SANH,
         "Keep the 10 % of the encoder's weights that move away from zero, while distilling; the published run starts "
         "from the pretrained encoder, this one from the fine-tuned.",
-        _scores(
+        published(
             SANH_TABLE,
             mnli={"accuracy": 80.1, "accuracy_mm": 80.4},
             qqp={"accuracy": 89.7, "f1": 86.2},
@@ -118,7 +88,7 @@ ROWS = [
         SANH,
         "Keep the weights whose learned scores stay above a threshold, under a pull on all scores, while distilling; "
         "how many stay follows from the pull. The published run, about 10 %, starts from the pretrained encoder.",
-        _scores(
+        published(
             SANH_TABLE,
             mnli={"accuracy": 81.2, "accuracy_mm": 81.8},
             qqp={"accuracy": 90.2, "f1": 86.8},
@@ -131,7 +101,7 @@ ROWS = [
         f"Louizos et al. 2018, arXiv:1712.01312; numbers from {SANH}",
         "Random masks whose chance to be open is learned, while distilling; how many stay follows from the pull. The "
         "published run, 10 %, starts from the pretrained encoder.",
-        _scores(
+        published(
             SANH_TABLE,
             mnli={"accuracy": 78.7, "accuracy_mm": 79.7},
             qqp={"accuracy": 88.1, "f1": 82.8},
@@ -146,7 +116,7 @@ ROWS = [
         "Learn which 10 % of the weights to keep and leave the weights themselves as they are. The published run, "
         "SMP-S, takes the share of each matrix from the sizes of its weights, pulls on scores, and reads classes from "
         "word embeddings.",
-        _scores(
+        published(
             f"README of the code of {JIANG}",
             mnli={"accuracy": 83.7, "accuracy_mm": 83.6},
             qqp={"accuracy": 91.0, "f1": 87.9},
@@ -159,7 +129,7 @@ ROWS = [
         "Zhang et al. 2022, PLATON, arXiv:2206.12562",
         "Keep the 10 % of the weights that matter most to the loss, by importance smoothed over steps and its "
         "uncertainty; the published run has no teacher.",
-        _none("the paper's table could not be checked"),
+        unpublished("the paper's table could not be checked"),
     ),
     Preset(
         "obert10",
@@ -167,7 +137,7 @@ ROWS = [
         KURTIC,
         "Remove in a few events the weights that the loss misses least, by its curvature, and let the others make up "
         "for them, while distilling. The published learning rate goes down anew after each event; ours goes down once.",
-        _scores(
+        published(
             f"README of the code of {KURTIC}",
             mnli={"accuracy": 83.79, "accuracy_mm": 84.35},
             qqp={"accuracy": 91.35, "f1": 88.30},
@@ -179,42 +149,42 @@ ROWS = [
         "lottery(0.3)",
         "Chen et al. 2020, The Lottery Ticket Hypothesis for Pre-trained BERT Networks, arXiv:2007.12223",
         "Train, prune the smallest tenth, go back to the pretrained weights, seven times; then train the 30 % left.",
-        _none("the paper's numbers are at another density for every task"),
+        unpublished("the paper's numbers are at another density for every task"),
     ),
     Preset(
         "reweighted",
         "rpp + train(epochs=3) | finetune",
         "Guo et al. 2019, Reweighted Proximal Pruning, arXiv:1909.12486",
         "Shrink small weights to zero beside the optimiser, then train what is left.",
-        _none("the paper prunes while pretraining, which this does not"),
+        unpublished("the paper prunes while pretraining, which this does not"),
     ),
     Preset(
         "deleted30",
         "delete_information(0.3) | finetune",
         "Gordon, Duh and Andrews 2020, Compressing BERT, arXiv:2002.08307",
         "A control: zero the smallest weights once and let them grow back, so that only what they knew is gone.",
-        _none("the paper deletes after further pretraining, which this does not"),
+        unpublished("the paper deletes after further pretraining, which this does not"),
     ),
     Preset(
         "int8",
         "finetune | quantize(8)",
         "Zafrir et al. 2019, Q8BERT, arXiv:1910.06188, without its quantisation-aware training",
         "Fine-tune, then store every weight, embeddings included, as int8.",
-        _none("published int8 numbers are of quantisation-aware training, which this is not"),
+        unpublished("published int8 numbers are of quantisation-aware training, which this is not"),
     ),
     Preset(
         "half-int8",
         "half | quantize(8)",
         "the presets half and int8 together",
         "Half the layers, distilled, then int8 weights.",
-        _none("a combination of ours"),
+        unpublished("a combination of ours"),
     ),
     Preset(
         "bermo-magnitude",
         "mix_layers | magnitude(0.1) + train(epochs=6, lr=3e-5)",
         BERMO,
         "Read a mixture of all layers and gradually keep the largest 10 % of the encoder's weights.",
-        _scores(
+        published(
             f"Table 4 of {BERMO}",
             mnli={"accuracy": 74.2, "accuracy_mm": 75.19},
             qqp={"accuracy": 85.81, "f1": 80.97},
@@ -227,7 +197,7 @@ ROWS = [
         BERMO,
         "Read a mixture of all layers, keep the 10 % of the weights that move away from zero, and distil; the "
         "published run starts from the pretrained encoder.",
-        _scores(
+        published(
             f"Table 5 of {BERMO}, whose QQP columns are swapped there",
             mnli={"accuracy": 76.82, "accuracy_mm": 77.31},
             qqp={"accuracy": 86.53, "f1": 81.86},
@@ -235,6 +205,3 @@ ROWS = [
         ),
     ),
 ]
-
-for _row in ROWS:
-    PRESETS.add(_row.name, _row)

@@ -1,0 +1,128 @@
+"""The verbs that keep hidden states: features build, check, info."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from smallbert.cli.options import (
+    Data,
+    Device,
+    Examples,
+    Json,
+    Kind,
+    Label,
+    Length,
+    Model,
+    Pair,
+    TaskName,
+    Text,
+    print_json,
+    progress,
+    read_numbers,
+)
+
+features = typer.Typer(
+    help="Keep hidden states of all layers for a whole data set: written once, read many times.", no_args_is_help=True
+)
+Folder = Annotated[str, typer.Argument(help="A folder that features build has written.", metavar="DIR")]
+
+
+@features.command()
+def build(
+    model: Model,
+    task: TaskName,
+    out: Annotated[str, typer.Option("--out", help="The folder to write; the same command goes on after a kill.")],
+    split: Annotated[str, typer.Option("--split", help="Which examples: train, dev or test.")] = "train",
+    layers: Annotated[str, typer.Option("--layers", help="all, or numbers with commas; 0 is the embeddings.")] = "all",
+    tokens: Annotated[str, typer.Option("--tokens", help="all, first, or mean: one vector a text.")] = "all",
+    dtype: Annotated[str, typer.Option("--dtype", help="float32, float16 or int8 (a scale a token).")] = "float16",
+    data: Data = None,
+    text: Text = None,
+    pair: Pair = None,
+    label: Label = None,
+    kind: Kind = None,
+    examples: Examples = None,
+    length: Length = None,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """Write the hidden states of a model for every text of a task; its size is said before anything is written."""
+    wanted = layers if layers == "all" else read_numbers(layers, "--layers")
+    with progress() as say:
+        say("starting")
+        from smallbert import make
+        from smallbert.data import tokenise, usable_length
+        from smallbert.features.building import build_store
+        from smallbert.processes import processes
+
+        read = make.task_from(task, data, examples, say.line, text=text, pair=pair, label=label, kind=kind)
+        start = make.start_from(model, say.line)
+        read = make.at_length(start, read, length)
+        most = usable_length(start.encoder, None, read)
+        encoder = start.encoder.to(make.check_device(device) or processes().device)
+        report = lambda done, total: say("tokenising", done, total)  # noqa: E731
+        stream = tokenise(encoder.tokenizer, read.split(split), read.kind, most, report)
+        about = {"model_name": start.name, "task": read.name, "split": split}
+        store = build_store(
+            encoder,
+            stream,
+            out,
+            layers=wanted,
+            tokens=tokens,
+            dtype=dtype,
+            length=most,
+            about=about,
+            say=say,
+            line=say.line,
+        )
+        if json:
+            return print_json({"folder": out, **_facts(store)})
+        say.show(f"{store.bytes / 1e6:,.1f} MB of hidden states are in {out}")
+
+
+@features.command()
+def check(folder: Folder, json: Json = False) -> None:
+    """Read every shard of a store from end to end and name those that are not as they were written."""
+    with progress() as say:
+        say("starting")
+        from smallbert.features.store import open_store
+
+        store, wrong = open_store(folder, whole=False), []
+        for number, shard in enumerate(store.about["shards"], 1):
+            if found := store.check(number - 1):
+                wrong.append(found)
+                say.line(found)
+            say("checking", number, len(store.about["shards"]), str(shard["file"]))
+        if json:
+            print_json({"folder": folder, "shards": len(store.about["shards"]), "wrong": wrong})
+        else:
+            say.show(f"{len(wrong)} of {len(store.about['shards'])} shards are damaged" if wrong else "all is whole")
+    if wrong:
+        raise typer.Exit(1)
+
+
+@features.command()
+def info(folder: Folder, json: Json = False) -> None:
+    """Show what a store holds."""
+    with progress() as say:
+        say("starting")
+        from smallbert.features.store import open_store
+
+        facts = _facts(open_store(folder))
+        if json:
+            return print_json(facts)
+        from rich.table import Table
+
+        table = Table(box=None, show_header=False, pad_edge=False)
+        for name, value in facts.items():
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+            table.add_row(name.replace("_", " "), f"{shown:,}" if isinstance(shown, int) else str(shown))
+        say.show(table)
+
+
+def _facts(store: Any) -> dict[str, Any]:
+    hidden = ("format", "shards", "lengths")
+    facts = {name: value for name, value in store.about.items() if name not in hidden and value != []}
+    return {**facts, "bytes_a_text": round(store.bytes / len(store)), "shards": len(store.about["shards"])}

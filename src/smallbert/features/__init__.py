@@ -1,0 +1,1 @@
+"""Hidden states of many texts on disk: built once, read many times."""

@@ -1,0 +1,167 @@
+"""Building a store: every shard is a function of the model and the data alone, whoever writes it and however often."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smallbert.data import Stream
+from smallbert.errors import UserError
+from smallbert.features.computing import LARGEST, compute_shard
+from smallbert.features.plan import SHARD, Plan, difference, plan_store
+from smallbert.features.shards import read_about, write_arrays
+from smallbert.features.store import LENGTHS, MANIFEST, Store, open_store, read_manifest, shard_name
+from smallbert.files import write_json
+from smallbert.model.encoder import Encoder
+from smallbert.processes import processes
+
+Say = Callable[[str, int, int, str], None]
+STAGE = "storing hidden states"
+
+
+class NoRoom(UserError):
+    """A store that does not fit on its disk."""
+
+
+def build_store(
+    encoder: Encoder,
+    stream: Stream,
+    out: Path | str,
+    *,
+    layers: str | list[int] = "all",
+    tokens: str = "all",
+    dtype: str = "float16",
+    length: int | None = None,
+    about: dict[str, Any] | None = None,
+    shard_bytes: int = SHARD,
+    say: Say = lambda stage, done, total, info: None,
+    line: Callable[[str], None] = lambda text: None,
+) -> Store:
+    """Write the hidden states of a stream, or what of them is missing, and open the store.
+
+    Any number of processes and machines may do so at once on the same folder: each takes shards that no other is at,
+    and whoever sees the last one finished writes store.json.
+    """
+    options: dict[str, Any] = {"layers": layers, "tokens": tokens, "dtype": dtype, "length": length, "about": about}
+    plan, out = plan_store(encoder, stream, **options, shard_bytes=shard_bytes), Path(out)
+    known = read_manifest(out)
+    if known is None:
+        if out.exists() and (not out.is_dir() or any(not file.name.startswith(".") for file in out.iterdir())):
+            raise UserError(f"{out} already holds something else; give another folder, or move it away first")
+    elif known["store"] != plan.about["store"]:
+        raise UserError(f"{out} holds other hidden states: {difference(known, plan.about)}; give another folder")
+    left = [number for number in range(len(plan.ranges)) if not plan.is_whole(out, number)]
+    _check_room(plan, left, out, line)
+    if known is None or not known["shards"] or left:
+        _write_all(encoder, stream, plan, out, say)
+    return open_store(out)
+
+
+def _check_room(plan: Plan, left: list[int], out: Path, line: Callable[[str], None]) -> None:
+    """Say how large the store will be, and refuse to begin what cannot be finished."""
+    need, there = (
+        sum(map(plan.bytes, left)),
+        next(folder for folder in (out, *out.absolute().parents) if folder.exists()),
+    )
+    free = shutil.disk_usage(there).free
+    about, size = plan.about, f"{plan.total / 1e6:,.1f} MB"
+    line(
+        f"{about['texts']:,} texts, {about['text_tokens']:,} tokens, {len(about['layers'])} hidden states of width "
+        f"{about['width']}, {about['dtype']}: {size} in {len(plan.ranges)} shards, "
+        f"{plan.total / about['texts'] / 1e3:,.1f} kB a text"
+        + (f"; {need / 1e6:,.1f} MB are left to write" if len(left) < len(plan.ranges) else "")
+    )
+    if need > free:
+        raise NoRoom(
+            f"the store needs {need / 1e9:,.2f} GB more, but {there} has {free / 1e9:,.2f} GB free; choose fewer "
+            "layers, tokens='first' or a smaller dtype, or another disk"
+        )
+
+
+def _write_all(encoder: Encoder, stream: Stream, plan: Plan, out: Path, say: Say) -> None:
+    """Write every shard that is not there yet and that nobody else is at, then store.json."""
+    out.mkdir(parents=True, exist_ok=True)
+    if read_manifest(out) is None:
+        write_json(out / MANIFEST, {**plan.about, "shards": []})
+    name = {"store": plan.about["store"]}
+    write_arrays(out / LENGTHS, {"lengths": plan.counts.astype(np.int32)}, name)
+    state = processes()
+    # Each begins with shards of its own, then helps with what others have not come to.
+    order = sorted(range(len(plan.ranges)), key=lambda n: n % state.num_processes != state.process_index)
+    tell, training = _Tell(plan, out, say), encoder.training
+    encoder.eval()
+    with (out / ".claims").open("a") as claims:
+        while left := [number for number in order if not plan.is_whole(out, number)]:
+            busy = False
+            for number in left:
+                with _claimed(claims, number) as mine:
+                    if mine and not plan.is_whole(out, number):
+                        _write_shard(encoder, stream, plan, out, number, tell)
+                        busy = True
+            if not busy:
+                say(f"{STAGE}: waiting for other processes", 0, 0, "")
+                time.sleep(0.2)
+    encoder.train(training)
+    found = [read_about(out / shard_name(number)) for number in range(len(plan.ranges))]
+    abouts = [one[1] for one in found if one is not None]
+    clipped = sum(int(about["clipped"]) for about in abouts)
+    notes = [*stream.notes, *([f"{clipped} values beyond {LARGEST:.0f} were cut there"] if clipped else [])]
+    shards = [
+        {"file": shard_name(n), "start": start, "stop": stop, "bytes": plan.bytes(n), "crc32": abouts[n]["crc32"]}
+        for n, (start, stop) in enumerate(plan.ranges)
+    ]
+    write_json(out / MANIFEST, {**plan.about, "bytes": plan.total, "notes": notes, "shards": shards})
+    (out / ".claims").unlink(missing_ok=True)
+
+
+@contextmanager
+def _claimed(claims: Any, number: int) -> Iterator[bool]:
+    """Hold one shard, so that no other process writes it too; a kill lets go of it. False where another holds it."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system: the same bytes may be written twice
+        yield True
+        return
+    try:
+        fcntl.lockf(claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+    except (BlockingIOError, PermissionError):
+        yield False
+        return
+    except OSError:  # a file system without locks
+        yield True
+        return
+    try:
+        yield True
+    finally:
+        fcntl.lockf(claims, fcntl.LOCK_UN, 1, number)
+
+
+def _write_shard(encoder: Encoder, stream: Stream, plan: Plan, out: Path, number: int, tell: _Tell) -> None:
+    file = out / shard_name(number)
+    for aside in out.glob(f".{file.name}.*"):  # of a killed process: nobody else holds this shard
+        aside.unlink(missing_ok=True)
+    arrays, clipped = compute_shard(encoder, stream, plan, number, tell)
+    start, stop = plan.ranges[number]
+    about = {"store": plan.about["store"], "texts": f"{start} to {stop}", "clipped": str(clipped)}
+    write_arrays(file, {name: array.numpy() for name, array in arrays.items()}, about)
+    tell.done += stop - start
+
+
+class _Tell:
+    """Says how far the whole store is, and how long it will take at the speed so far."""
+
+    def __init__(self, plan: Plan, out: Path, say: Say):
+        whole = [stop - start for n, (start, stop) in enumerate(plan.ranges) if plan.is_whole(out, n)]
+        self.done, self.total, self.say = sum(whole), len(plan.counts), say
+        self.first, self.begun = self.done, time.monotonic()
+
+    def __call__(self, here: int) -> None:
+        now = self.done + here
+        left = (time.monotonic() - self.begun) / (now - self.first) * (self.total - now)
+        self.say(STAGE, now, self.total, f"{left:.0f} s left")

@@ -1,0 +1,174 @@
+"""A store: hidden states of many texts on disk, memory-mapped, read a few texts at a time in any order.
+
+A folder holds store.json, lengths.safetensors (how many tokens of each text are kept) and shards of equally many
+texts. The rows of a text stand together, layer after layer and token after token, so that few bytes are read in vain
+whether one layer is wanted or all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from smallbert.errors import RunError, UserError
+from smallbert.features.shards import checksum_of, map_arrays, read_about
+
+FORMAT = 1
+MANIFEST = "store.json"
+LENGTHS = "lengths.safetensors"
+KINDS = {"tokens": ("all", "first", "mean"), "dtype": ("float32", "float16", "int8")}
+REPAIR = "remove it and build the store again: only what is missing is written"
+
+
+def shard_name(number: int) -> str:
+    """What the file of a shard is called."""
+    return f"{number:05d}.safetensors"
+
+
+def row_places(begin: np.ndarray, tokens: np.ndarray, layers: np.ndarray, first: bool = False) -> np.ndarray:
+    """In which row each token of each layer stands, given where texts begin and how many tokens they have.
+
+    row_places([0, 6], [3, 1], [0, 1])  ->  [[0, 1, 2, 6], [3, 4, 5, 7]]
+    """
+    many = np.ones_like(tokens) if first else tokens
+    within = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
+    return (np.repeat(begin, many) + within)[None] + layers[:, None] * np.repeat(tokens, many)[None]
+
+
+@dataclass
+class Store:
+    """An opened store.
+
+    >>> store = open_store("states")
+    >>> store.read([7, 2]).shape      # (layers, tokens of text 7 and then of text 2, width)
+    """
+
+    path: Path
+    about: dict[str, Any]
+    counts: np.ndarray  # how many tokens of each text are kept
+    verify: bool = True
+    _shards: dict[int, dict[str, Tensor]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        """Find where in its shard each text begins."""
+        before = np.cumsum(self.counts) - self.counts
+        self.starts = before - before[np.arange(len(self.counts)) // self.per_shard * self.per_shard]
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @property
+    def layers(self) -> list[int]:
+        """The numbers of the hidden states it holds; 0 is the embedding output."""
+        return list(self.about["layers"])
+
+    @property
+    def per_shard(self) -> int:
+        """How many texts a shard has."""
+        return int(self.about["texts_per_shard"])
+
+    @property
+    def bytes(self) -> int:
+        """The length of all shards together."""
+        return sum(shard["bytes"] for shard in self.about["shards"])
+
+    def read(
+        self,
+        index: Any,
+        layers: list[int] | None = None,
+        first: bool = False,
+        out: Tensor | None = None,
+        columns: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states of some texts, one behind the other: (layers, tokens, width), float32 or float16 as stored.
+
+        `layers` are hidden-state numbers, all that are there by default; `first` reads first tokens only. With `out`,
+        (layers, places, width), the tokens are put into its `columns` instead.
+        """
+        index = np.asarray(index, np.int64)
+        if len(index) and not 0 <= index.min() <= index.max() < len(self):
+            raise IndexError(f"this store holds the texts 0 to {len(self) - 1}")
+        held = {number: place for place, number in enumerate(self.layers)}
+        wanted = np.array([held[number] for number in (self.layers if layers is None else layers)])
+        tokens = self.counts[index]
+        rows = torch.from_numpy(row_places(self.starts[index] * len(held), tokens, wanted, first))
+        shard_of = np.repeat(index // self.per_shard, 1 if first else tokens)
+        kind = torch.float16 if self.about["dtype"] == "float16" else torch.float32
+        if out is None:
+            out = torch.empty(len(wanted), rows.shape[1], self.about["width"], dtype=kind)
+        for number in np.unique(shard_of):
+            here = torch.from_numpy(np.flatnonzero(shard_of == number))
+            chosen = rows[:, here].flatten()
+            arrays = self._shard(int(number))
+            found = arrays["values"].index_select(0, chosen)
+            if "scales" in arrays:
+                found = found * arrays["scales"].index_select(0, chosen).float().unsqueeze(1)
+            out[:, here if columns is None else columns[here]] = found.view(len(wanted), len(here), -1).to(out.dtype)
+        return out
+
+    def check(self, number: int) -> str:
+        """What is wrong with a shard, read from end to end; nothing if it is as it was written."""
+        shard = self.about["shards"][number]
+        path = self.path / shard["file"]
+        found = read_about(path)
+        if found is None or path.stat().st_size != shard["bytes"]:
+            return f"{path} is missing, cut short or has a damaged header; {REPAIR}"
+        if found[1]["crc32"] != shard["crc32"] or found[1]["store"] != self.about["store"]:
+            return f"{path} belongs to another store; {REPAIR}"
+        if (now := checksum_of(path)) != shard["crc32"]:
+            return f"{path} is damaged: its checksum is {now}, not {shard['crc32']} as when it was written; {REPAIR}"
+        return ""
+
+    def _shard(self, number: int) -> dict[str, Tensor]:
+        """The arrays of a shard; its checksum is looked at the first time."""
+        if number not in self._shards:
+            if self.verify and (wrong := self.check(number)):
+                raise RunError(wrong)
+            found = map_arrays(self.path / shard_name(number))
+            self._shards[number] = {name: torch.from_numpy(array) for name, array in found.items()}
+        return self._shards[number]
+
+
+def open_store(path: Path | str, verify: bool = True, whole: bool = True) -> Store:
+    """Open a finished store; shards that are gone or have another length are named at once, unless not `whole`.
+
+    With `verify`, each shard's checksum is compared when the shard is first read.
+    """
+    path = Path(path)
+    about = read_manifest(path)
+    if about is None:
+        raise UserError(f"{path} holds no store of hidden states: there is no {MANIFEST} in it")
+    if not about["shards"]:
+        raise UserError(f"the store in {path} is not finished; build it again with the same command, which goes on")
+    for shard in about["shards"] if whole else ():
+        file = path / shard["file"]
+        size = file.stat().st_size if file.is_file() else None
+        if size != shard["bytes"]:
+            found = "is missing" if size is None else f"has {size:,} bytes instead of {shard['bytes']:,}"
+            raise RunError(f"{file} {found}; {REPAIR}")
+    lengths = path / LENGTHS
+    known = read_about(lengths)
+    if known is None or known[1]["store"] != about["store"] or checksum_of(lengths) != known[1]["crc32"]:
+        raise RunError(f"{lengths} is missing or damaged; {REPAIR}")
+    return Store(path, about, np.array(map_arrays(lengths)["lengths"], np.int64), verify)
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """What store.json says, finished or not; None where there is none."""
+    file = path / MANIFEST
+    try:
+        about = json.loads(file.read_text(encoding="utf-8"))
+        known = about["format"]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} cannot be read ({error}); remove the folder and build the store again") from None
+    if known != FORMAT:
+        raise UserError(f"{file} has format {known}; this version reads {FORMAT}: build the store again")
+    return dict(about)

@@ -1,0 +1,265 @@
+"""Alignment with a teacher's insides: hidden states, attention, relations of queries, keys and values, and more.
+
+    align('hidden', transform='linear') + align('attention') + distill + train(epochs=3)
+
+Each `align` is one loss term; a phase may have several beside `distill`, and a teacher looks once a step for all of
+them. Its value is the mean over features (the sum for kl, ce and cosine), over heads, over the chosen tokens of a text,
+over texts and over pairs of layers, so its weight means the same for any length, width, depth, batch and layout.
+Padding is never counted. Layers are numbered from 1; 0 is the embedding output and -1 the last layer.
+
+what        hidden, first (the first token's), embeddings, moments (mean and variance of each token's features), gram
+            (products of all tokens of a text, divided by the width), attention (probabilities), scores (before their
+            softmax; those of MPNet and DeBERTa with each row's mean taken off), relations (MiniLM: softmax of the
+            products of queries, of keys and of values, in `heads` parts; summed over those named in `of`; heads=0
+            takes the teacher's number of attention heads)
+layers      uniform: m -> m L / M; skip: the same without the student's last; first: m -> m; last: m -> L - M + m;
+            or pairs, {3: 6, -1: -1} or [[3, 6], [-1, -1]]
+tokens      all, first, masked (where the phase masks words), first_piece (where words have labels)
+transform   of both models' vectors: l2 (unit length), norm (mean 0, variance 1); of the student's: linear (one map for
+            all layers) or linear_each, learned at `lr` and gone when the phase ends
+metric      mse, l1, cosine (1 - cos), kl and ce (of softmaxes)
+schedule    constant; fade_in and fade_out over the first `share` of the phase; progressive: one pair of layers after
+            the other, each with the whole weight, all within `share`; stacked: the same, but those before stay
+task        the weight of the task's own loss in the phase; 0 to learn from the teacher alone
+"""
+
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from smallbert.errors import UserError
+from smallbert.methods import Method
+from smallbert.model.anatomy import layers, part
+from smallbert.model.batch import Batch
+from smallbert.model.encoder import Encoder
+from smallbert.model.walk import Taps
+from smallbert.training.alignment import MAPS, Pairs, Side, attention_scores, distance, moments, products
+from smallbert.training.schedule import Schedule
+from smallbert.training.teachers import same_tokens
+
+VECTORS = ("hidden", "first", "embeddings")  # compared feature by feature
+ROWS = ("attention", "scores", "relations", "gram")  # one row over the text's tokens for each token
+TRANSFORMS = {"gram": ("none", "l2", "norm"), **dict.fromkeys(VECTORS, ("none", "linear", "linear_each", "l2", "norm"))}
+STAIRS = ("progressive", "stacked")  # schedules by which layers come one after the other
+EDGE = 1e-9  # shares of a phase are compared with steps / total, which is rounded
+
+
+class Align(Method):
+    """Learn from what a teacher's layers do: bring hidden states, attention or relations closer to the teacher's."""
+
+    trains: ClassVar[bool] = True
+
+    what: Literal["hidden", "first", "embeddings", "attention", "scores", "relations", "moments", "gram"] = "hidden"
+    layers: Literal["uniform", "skip", "first", "last"] | list[list[int]] | dict[str, int] = "uniform"
+    tokens: Literal["all", "first", "masked", "first_piece"] = "all"
+    transform: Literal["none", "linear", "linear_each", "l2", "norm"] = "none"
+    metric: Literal["mse", "cosine", "kl", "ce", "l1"] = "mse"
+    weight: float = 1.0
+    schedule: Literal["constant", "progressive", "stacked", "fade_in", "fade_out"] = "constant"
+    teacher: str = "latest"
+    share: float = 1.0
+    heads: int = 0
+    of: str = "qkv"
+    task: float = 1.0
+    lr: float = 1e-3
+
+    def check(self) -> None:
+        """Numbers within bounds, and a transform that fits what is compared."""
+        if self.weight <= 0 or not 0 < self.share <= 1 or self.task < 0 or self.heads < 0:
+            raise UserError(
+                "align: weight is above 0, share above 0 and at most 1, task and heads 0 or more, not "
+                f"{self.weight}, {self.share}, {self.task} and {self.heads}"
+            )
+        if self.transform not in (known := TRANSFORMS.get(self.what, ("none",))):
+            raise UserError(f"align: of {self.what} the transform is {' or '.join(known)}, not {self.transform!r}")
+        if not self.of or not set(self.of) <= set("qkv") or len(set(self.of)) < len(self.of):
+            raise UserError(f"align: of names what relations are of, such as 'qkv' or 'v', not {self.of!r}")
+        if not isinstance(self.layers, str):
+            self._pairs(10**6, 10**6)
+
+    def attach(self, phase: Any) -> None:
+        """Ask the teacher for what is needed and listen to the student's layers; make maps where they are wanted."""
+        teacher, student = phase.teacher(self.teacher), phase.encoder
+        if not same_tokens(teacher.tokenizer, student.tokenizer):
+            raise UserError(
+                "align compares token by token, but the teacher cuts texts into other tokens than the student; "
+                "take a teacher with the student's tokenizer, or use distill"
+            )
+        if self.tokens in NEEDS and phase.stream is not None:
+            self._check_tokens(phase.stream.kind)
+        roles = {"relations": tuple(self.of), "attention": ("attention",), "scores": ("attention",)}.get(self.what, ())
+        for model in (teacher, student) if roles else ():
+            self._check_reach(model)
+        pairs = self._pairs(len(student.order), len(teacher.order))
+        phase.taps.update(roles)
+        wanted = {role: {theirs - 1 for _, theirs in pairs} for role in roles}
+        phase.teachers.ask(self.teacher, wanted=wanted or {"hidden": {theirs for _, theirs in pairs}})
+        if self.transform.startswith("linear"):
+            count = len(pairs) if self.transform == "linear_each" else 1
+            maps = [_map(student.width, teacher.width, phase.seed + number) for number in range(count)]
+            phase.train_module(phase.name_of(self), nn.ModuleList(maps), self.lr)
+
+    def weights(self, phase: Any) -> dict[str, Any]:
+        """One term, or one a pair of layers where they come one after the other."""
+        name, pairs = phase.name_of(self), self._pairs_in(phase)
+        task = {} if self.task == 1 else {"task": self.task}
+        if self.schedule in STAIRS:
+            stairs = [number * self.share / len(pairs) - EDGE for number in range(len(pairs) + 1)]
+            made = [self._stair(begin, finish, len(pairs)) for begin, finish in pairwise(stairs)]
+            return task | dict(zip(_terms(name, pairs), made, strict=True))
+        fade = {"fade_in": (0.0, self.weight), "fade_out": (self.weight, 0.0)}.get(self.schedule)
+        return task | {name: self.weight if fade is None else Schedule(*fade, finish=self.share)}
+
+    def _stair(self, begin: float, finish: float, pairs: int) -> Schedule:
+        if self.schedule == "progressive":
+            return Schedule(self.weight, self.weight, begin, finish, "constant", before=0.0, after=0.0)
+        return Schedule(self.weight / pairs, self.weight / pairs, begin, shape="constant", before=0.0)
+
+    def loss(self, step: Any) -> dict[str, Tensor]:
+        """How far the student's layers are from the teacher's, in float32, whatever the encoders compute in."""
+        phase, pairs = step.phase, self._pairs_in(step.phase)
+        name, teacher = phase.name_of(self), phase.teacher(self.teacher)
+        heads = self.heads or getattr(teacher.backbone.config, "num_attention_heads", 1)
+        mine: Taps = {"hidden": dict(enumerate(step.states.hidden)), **step.states.taps}
+        theirs = step.taught(self.teacher).taps
+        with torch.autocast(phase.device.type, enabled=False):
+            shares, found = self._shares(step.batch), []
+            for number, (ours, its) in enumerate(pairs):
+                maps = phase.modules[name] if self.transform.startswith("linear") else None
+                move = None if maps is None else maps[number % len(maps)]
+                sides = zip(
+                    self._read(mine, ours, step.batch, heads, move),
+                    self._read(theirs, its, step.batch, heads, None),
+                    strict=True,
+                )
+                each = [self._compare(one, other) for one, other in sides]
+                found.append(step.mean_of_texts(torch.stack(each).sum(0), shares))
+        if self.schedule in STAIRS:
+            return dict(zip(_terms(name, pairs), found, strict=True))
+        return {name: torch.stack(found).mean()}
+
+    def _read(self, taps: Taps, layer: int, batch: Batch, heads: int, move: nn.Module | None) -> list[Side]:
+        """What is compared, of one model's layer."""
+        if self.what == "relations":
+            return [_relation(taps[role][layer - 1].float(), batch, heads) for role in self.of]
+        if self.what in ("attention", "scores"):
+            return [attention_scores(taps["attention"][layer - 1], batch)]
+        vectors = taps["hidden"][layer].float()
+        if self._reads_first:
+            vectors = batch.first(vectors)[:, None]
+        if move is not None:
+            vectors = move(vectors)
+        elif self.transform == "l2":
+            vectors = functional.normalize(vectors, dim=-1)
+        elif self.transform == "norm":
+            vectors = functional.layer_norm(vectors, vectors.shape[-1:])
+        if self.what == "gram":
+            return [products(vectors, batch, 1, 1 / vectors.shape[-1])]
+        return [Side(moments(vectors) if self.what == "moments" else vectors)]
+
+    def _compare(self, ours: Side, theirs: Side) -> Tensor:
+        one, other = ours.values.shape, theirs.values.shape
+        if one != other and ours.cells is None:
+            raise UserError(
+                f"align: the student's hidden states are {one[-1]} wide and the teacher's {other[-1]}; write "
+                "transform='linear', or compare what='relations'"
+            )
+        if one != other:
+            raise UserError(
+                f"align: the student attends with {one[1]} heads and the teacher with {other[1]}; compare "
+                "what='relations', which splits both alike"
+            )
+        return distance(ours, theirs, self.metric, soften=self.what in ("attention", "relations"))
+
+    @property
+    def _reads_first(self) -> bool:
+        """Whether nothing but first tokens is needed."""
+        return self.what not in ROWS and (self.what == "first" or self.tokens == "first")
+
+    def _shares(self, batch: Batch) -> Tensor:
+        """How much each token counts, in the shape in which tokens are compared."""
+        if self._reads_first:
+            present = torch.ones(batch.size, device=batch.input_ids.device) if batch.present is None else batch.present
+            return present[:, None]
+        chosen = batch.tokens()
+        if self.tokens == "first":
+            chosen = chosen & (batch.position_ids == 0)
+        elif self.tokens in NEEDS:
+            marks = batch.guessed() if self.tokens == "masked" else None if batch.words is None else batch.words >= 0
+            if marks is None:
+                raise self._needs()
+            chosen = chosen & marks
+        shares = batch.shares(chosen)
+        return batch.rows(shares, 0.0) if self.what in ROWS else shares
+
+    def _pairs_in(self, phase: Any) -> Pairs:
+        return self._pairs(len(phase.encoder.order), len(phase.teacher(self.teacher).order))
+
+    def _pairs(self, mine: int, theirs: int) -> Pairs:
+        """Which layer of the student learns from which of the teacher, such as [(1, 2), (2, 4), (3, 6)]."""
+        if self.what == "embeddings":
+            return [(0, 0)]
+        if isinstance(self.layers, str):
+            if not (found := MAPS[self.layers](mine, theirs)):
+                raise UserError(f"align: layers={self.layers!r} leaves a student of one layer nothing to compare")
+            return found
+        given: Any = self.layers.items() if isinstance(self.layers, dict) else self.layers
+        try:
+            pairs = [(int(one), int(other)) for one, other in given]
+        except ValueError:
+            raise UserError(f"align: layers is pairs of numbers such as {{3: 6, -1: -1}}, not {self.layers}") from None
+        lowest = 1 if self.what in ("attention", "scores", "relations") else 0
+        counted = [(one + mine + 1 if one < 0 else one, o + theirs + 1 if o < 0 else o) for one, o in pairs]
+        if not counted or len(set(counted)) < len(counted):
+            raise UserError(f"align: layers={self.layers} must name at least one pair of layers, and each pair once")
+        if not all(lowest <= one <= mine and lowest <= o <= theirs for one, o in counted):
+            raise UserError(
+                f"align: layers={self.layers} does not fit a student of {mine} layers and a teacher of {theirs}; of "
+                f"{self.what} they are numbered from {lowest}, and -1 is the last"
+            )
+        return counted
+
+    def _check_tokens(self, kind: str) -> None:
+        if kind in ("classify", "regress", "answer") or (kind == "tag") != (self.tokens == "first_piece"):
+            raise self._needs()
+
+    def _needs(self) -> UserError:
+        return UserError(f"align(tokens={self.tokens!r}) needs {NEEDS[self.tokens]}, and this one does not")
+
+    def _check_reach(self, model: Encoder) -> None:
+        """Refuse a family without what is wanted, and layers that see other tokens than the batch has."""
+        if model.stride is not None:
+            raise UserError(f"align: layers with a stride read joined tokens, so {self.what} differ; compare 'hidden'")
+        for role in self.of if self.what == "relations" else "qk":
+            part(model.backbone, layers(model.backbone)[0], role)
+
+
+NEEDS = {"masked": "a phase that masks words", "first_piece": "a task that labels words"}
+
+
+def _terms(name: str, pairs: Pairs) -> list[str]:
+    """A name for the term of each pair of layers: "align layer 1 to 2", …"""
+    return [f"{name} layer {mine} to {theirs}" for mine, theirs in pairs]
+
+
+def _relation(vectors: Tensor, batch: Batch, heads: int) -> Side:
+    """MiniLM's relation, before its softmax: scaled products of all tokens in each of `heads` parts."""
+    width = vectors.shape[-1]
+    if width % heads:
+        raise UserError(f"align: relations in {heads} parts need widths that {heads} divides, and one is {width}")
+    return products(vectors, batch, heads, (width / heads) ** -0.5)
+
+
+def _map(mine: int, theirs: int, seed: int) -> nn.Linear:
+    """A map to the teacher's width; one between equal widths starts by changing nothing."""
+    made = nn.Linear(mine, theirs)
+    with torch.no_grad():
+        if mine == theirs:
+            nn.init.eye_(made.weight)
+        else:
+            nn.init.xavier_uniform_(made.weight, generator=torch.Generator().manual_seed(seed))
+        nn.init.zeros_(made.bias)
+    return made

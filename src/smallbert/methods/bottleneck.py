@@ -1,0 +1,75 @@
+"""MobileBERT's student: many thin layers between bottlenecks, stacked feed-forward networks, no norms, small words.
+
+Sun et al. 2020. It is transformers' own MobileBERT, so that it is saved, loaded and handed over as one.
+"""
+
+from typing import Any, Literal
+
+import torch
+from transformers import MobileBertConfig
+
+from smallbert.data import longest_input
+from smallbert.errors import UserError
+from smallbert.methods import Method
+from smallbert.model.encoder import HEAD, plain_config
+from smallbert.model.replace import bare, check_bare, draw_backbone, reduced_words, replace_backbone
+
+
+class Bottleneck(Method):
+    """Take a new model of thin layers between bottlenecks, as MobileBERT's, as the student.
+
+    bottleneck                              MobileBERT: 24 layers, 512 wide outside and 128 inside, 25 M parameters
+    bottleneck(ffns=2, values='inside')     MobileBERT-tiny
+    """
+
+    layers: int = 24
+    width: int = 512  # between layers
+    inner: int = 128  # within a layer
+    heads: int = 4
+    ffns: int = 4  # feed-forward networks in a layer, one behind the other
+    ffn: int = 512
+    embed: int = 128  # numbers a word; three words side by side are read at every place
+    values: Literal["outside", "inside"] = "outside"  # whether attention passes on the wide or the narrow state
+    norm: Literal["none", "layer"] = "none"
+    words: Literal["copy", "new"] = "copy"  # the teacher's words, reduced to their main directions, or new ones
+
+    def check(self) -> None:
+        """Sizes that fit each other."""
+        if min(self.layers, self.width, self.inner, self.heads, self.ffns, self.ffn, self.embed) < 1:
+            raise UserError(f"bottleneck: every size is a whole number from 1, as {self} is not")
+        if self.inner % self.heads:
+            raise UserError(f"bottleneck: inner={self.inner} does not split into {self.heads} equal heads")
+
+    def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
+        """The config of the new model."""
+        check_bare(encoder, self.name)
+        old = encoder.backbone.config
+        config = MobileBertConfig(
+            vocab_size=old.vocab_size,
+            hidden_size=self.width,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            intermediate_size=self.ffn,
+            max_position_embeddings=min(longest_input(encoder), 512),
+            embedding_size=self.embed,
+            intra_bottleneck_size=self.inner,
+            use_bottleneck_attention=self.values == "inside",
+            num_feedforward_networks=self.ffns,
+            normalization_type="no_norm" if self.norm == "none" else "layer_norm",
+            pad_token_id=getattr(old, "pad_token_id", 0),
+        )
+        return {"config": plain_config(config), "from_pooler": False}
+
+    def build(self, encoder: Any, plan: dict[str, Any]) -> None:
+        """An empty one, and a head on it."""
+        replace_backbone(encoder, bare(plan["config"], pooler=HEAD not in encoder.heads))
+
+    def fill(self, encoder: Any, before: Any, plan: dict[str, Any], task: Any, seed: int) -> None:
+        """Drawn, all but the words; padding is no word, and must be nothing beside one."""
+        draw_backbone(encoder, seed)
+        table = encoder.backbone.embeddings.word_embeddings
+        with torch.no_grad():
+            if self.words == "copy":
+                table.weight.copy_(reduced_words(before, self.embed))
+            if table.padding_idx is not None:
+                table.weight[table.padding_idx].zero_()

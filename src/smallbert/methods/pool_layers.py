@@ -1,0 +1,141 @@
+"""BERT-Vision's poolers: a head that reads the hidden states of all layers and tokens.
+
+The paper trains one on stored states of an encoder that was fine-tuned before:
+
+    finetune(epochs=1) | pool_layers + train(freeze="backbone", epochs=1, lr=1e-3)
+
+and hopes to train it in the same pass as the encoder one day, which is pool_layers(detach=True) + finetune: the encoder
+learns by its plain head exactly as it would without, and the pooler beside it. The pooler predicts afterwards.
+"""
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from smallbert.data import usable_length
+from smallbert.errors import UserError
+from smallbert.methods import Method
+from smallbert.model.encoder import HEAD, PLAIN
+from smallbert.model.heads import Head, losses
+from smallbert.model.mixing import Mixture, check_free, chosen_states
+from smallbert.model.pooling import (
+    AdapterPooler,
+    AttentionPooler,
+    MixturePooler,
+    Pooler,
+    Projection,
+    initialise,
+)
+
+BESIDE_RATE = 1e-3  # a new pooler learns little at the rate that suits the encoder it stands beside
+MIXTURE_RATE = 1e-2  # as in mix_layers
+
+
+class PoolLayers(Method):
+    """Put a head on the encoder that reads the hidden states of all layers."""
+
+    stage: ClassVar[int] = 5
+
+    kind: Literal["adapter", "mix", "attention"] = "adapter"
+    width: int = 16  # to how many numbers each state is made
+    tokens: Literal["positions", "mean", "first"] = "positions"  # of whole texts, what an adapter reads; see its class
+    masked: bool = True  # leave out padding; without, texts are padded to one length and all of it is read
+    layers: list[int] | None = None  # 0 is the embedding output, -1 the last layer; all by default
+    norm: Literal["none", "feature"] = "none"
+    dropout: float = 0.1
+    length: int | None = None  # how many positions are read; the task's longest text by default
+    detach: bool = False  # learn beside the plain head, in the same pass, and leave the encoder to that
+    beside: bool = False  # learn beside the plain head, and both teach the encoder
+    lr: float | None = None  # a learning rate of its own; the phase's by default, or 1e-3 beside a plain head
+
+    def check(self) -> None:
+        """What fits together."""
+        if self.width < 1 or (self.length is not None and self.length < 1):
+            raise UserError(f"pool_layers: width and length are 1 or more, not {self.width} and {self.length}")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"pool_layers: dropout is a share from 0 to below 1, not {self.dropout}")
+        if self.kind != "adapter" and self.tokens != "positions":
+            raise UserError(f"pool_layers: tokens={self.tokens!r} is for kind='adapter'; leave it out")
+        if self.kind == "mix" and not self.masked:
+            raise UserError("pool_layers: a mix is read by a plain head, which reads no padding; leave masked out")
+
+    @property
+    def parallel(self) -> bool:
+        """Whether the plain head learns in the same pass."""
+        return self.detach or self.beside
+
+    def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
+        """Which hidden states are read, and for what kind of answers; the head that is there knows."""
+        check_free(encoder, self.name)
+        head, whole = encoder.head, encoder.head.kind in ("classify", "regress")
+        fixed = whole and self.kind != "mix" and (not self.masked or self._positions)
+        return {
+            "reads": chosen_states(encoder, self.layers, self.name),
+            "kind": head.kind,
+            "labels": list(head.labels),
+            "outputs": head.out.out_features,
+            "pool": head.pool if isinstance(head, Head) else "first",
+            "length": usable_length(encoder, self.length, task) if fixed else 0,
+        }
+
+    @property
+    def _positions(self) -> bool:
+        return self.kind == "adapter" and self.tokens == "positions"
+
+    def build(self, encoder: Any, plan: dict[str, Any]) -> None:
+        """The pooler is the head that predicts; the plain one stays as a second one if it learns beside it."""
+        pooler = self._make(encoder, plan)
+        rate = self.lr or (BESIDE_RATE if self.parallel else None)
+        if rate is not None:
+            pooler.own_rate = rate  # type: ignore[assignment]
+        if self.parallel:
+            encoder.heads[PLAIN] = encoder.head
+        elif PLAIN in encoder.heads:
+            del encoder.heads[PLAIN]
+        encoder.heads[HEAD] = pooler.to(encoder.device)
+
+    def _make(self, encoder: Any, plan: dict[str, Any]) -> Pooler:
+        kind, outputs, labels, reads = (plan[name] for name in ("kind", "outputs", "labels", "reads"))
+        if self.kind == "mix":
+            mixture = Mixture(reads, self.norm, self.dropout)
+            mixture.own_rate = MIXTURE_RATE  # type: ignore[assignment]
+            return MixturePooler(Head(kind, outputs, encoder.backbone.config, labels, plan["pool"]), mixture)
+        project = Projection(encoder.width, self.width, self.norm, self.dropout)
+        padded_to = 0 if self.masked else plan["length"]
+        if self.kind == "attention":
+            return AttentionPooler(kind, outputs, labels, reads, project, padded_to)
+        return AdapterPooler(kind, outputs, labels, reads, project, self.tokens, plan["length"], padded_to)
+
+    def fill(self, encoder: Any, before: Any, plan: dict[str, Any], task: Any, seed: int) -> None:
+        """Draw the new weights."""
+        pooler = encoder.head.to("cpu")
+        std = getattr(encoder.backbone.config, "initializer_range", 0.02)
+        initialise(pooler, std, torch.Generator().manual_seed(seed))
+        pooler.to(encoder.device)
+
+    def attach(self, phase: Any) -> None:
+        """Beside a plain head, that is the one whose scores teach the encoder."""
+        if not self.parallel:
+            return
+        if phase.settings is None:
+            raise UserError(
+                "a pooler beside the plain head learns in the same pass, so write it in the same phase: "
+                "pool_layers(detach=True) + finetune"
+            )
+        phase.head = PLAIN
+        if self.detach:  # gradients are clipped by their joint norm, and the encoder must not feel the pooler's
+            phase.clipped_apart.update(phase.encoder.head.parameters())
+
+    def loss(self, step: Any) -> dict[str, Tensor]:
+        """The pooler's own, on the states that the encoder has made for its plain head."""
+        if not self.parallel or step.batch.labels is None:
+            return {}
+        pooler, states = step.phase.encoder.head, step.states.hidden
+        scores = pooler([state.detach() for state in states] if self.detach else states, step.batch)
+        return {"pooler": step.mean(losses(pooler, scores, step.batch), step.batch.labelled)}
+
+    def after_backward(self, phase: Any) -> None:
+        """Clip what nobody else does."""
+        if self.detach and phase.settings.clip:
+            nn.utils.clip_grad_norm_(phase.encoder.head.parameters(), phase.settings.clip)

@@ -1,0 +1,84 @@
+"""Masked-LM training from plain text: the encoder guesses hidden words, with no label but the text itself."""
+
+from typing import Any, ClassVar, Literal
+
+from smallbert.corpus import fingerprint_of_text, masked_stream, read_blocks, text_files
+from smallbert.data import longest_input
+from smallbert.errors import UserError
+from smallbert.methods import Method
+from smallbert.methods.train import Train
+from smallbert.model.words import WORDS, WordHead, put_word_head
+
+
+class _Corpus(Method):
+    """A text file, or a folder of them."""
+
+    text: str
+
+
+class Pretrain(Train, _Corpus):
+    """Train the encoder to guess hidden words of a plain text file, or of a folder of them."""
+
+    stage: ClassVar[int] = 5
+
+    epochs: float = 1.0
+    lr: float = 1e-4
+    steps: int | None = None  # instead of epochs
+    share: float = 0.15
+    whole_words: bool = False
+    length: int = 128
+    tokens: Literal["masked", "all"] = "masked"  # where words are scored; a teacher can teach at all of them
+    keep_head: bool = False  # keep what guesses words, as distill and augment may need it
+
+    def check(self) -> None:
+        """What can be hidden and read."""
+        super().check()
+        if not 0 < self.share < 1:
+            raise UserError(f"pretrain: share is the share of words to hide, between 0 and 1, not {self.share}")
+        for name in ("length", "steps"):
+            if (value := getattr(self, name)) is not None and value < (least := 8 if name == "length" else 1):
+                raise UserError(f"pretrain: {name} must be at least {least}, not {value}")
+
+    def data(self, phase: Any) -> Any:
+        """Blocks of the text, masked anew at every step."""
+        files, encoder = text_files(self.text, self.name), phase.encoder
+        length = min(self.length, longest_input(encoder))
+        blocks = read_blocks(
+            encoder.tokenizer, files, length, lambda done, total: phase.say("reading text", done, total, "")
+        )
+        phase.notes.append(f"read {len(blocks.tokens.ids):,} tokens of text in {len(blocks.tokens):,} blocks")
+        return masked_stream(blocks, self.share, self.whole_words, self.tokens == "all")
+
+    def reads(self) -> str:
+        """The text."""
+        return f" of {fingerprint_of_text(self.text, self.name)}"
+
+    def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
+        """What text it was, and whether a new head stays."""
+        new = self.keep_head and WORDS not in encoder.heads
+        return {"text": fingerprint_of_text(self.text, self.name), "head": new}
+
+    def build(self, encoder: Any, plan: dict[str, Any]) -> None:
+        """A head that stays is a part of the encoder."""
+        if plan["head"]:
+            encoder.heads[WORDS] = WordHead(encoder.backbone).to(encoder.device)
+
+    def fill(self, encoder: Any, before: Any, plan: dict[str, Any], task: Any, seed: int) -> None:
+        """The head of the model file, or a new one."""
+        if plan["head"]:
+            put_word_head(encoder, seed)
+
+    def attach(self, phase: Any) -> None:
+        """Read through the masked-LM head; heads of tasks rest."""
+        heads = phase.encoder.heads
+        if WORDS not in heads:
+            phase.notes.append(f"the masked-LM head is {put_word_head(phase.encoder, phase.seed)}")
+            heads[WORDS].passing = True
+        phase.head = WORDS
+        resting = [head for name, head in heads.items() if name != WORDS] + [phase.encoder.pooler]
+        phase.frozen += [parameter for head in resting if head is not None for parameter in head.parameters()]
+
+    def settle(self, phase: Any) -> None:
+        """A head that was only there for this phase goes."""
+        if phase.encoder.heads[WORDS].passing:
+            del phase.encoder.heads[WORDS]

@@ -1,0 +1,82 @@
+"""Zhao et al. 2019: the student's weights should be the teacher's, projected by matrices that all layers share."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from smallbert.errors import UserError
+from smallbert.methods import Method
+from smallbert.model.anatomy import ROLES, layers, part
+from smallbert.model.surgery import check_layers
+
+
+class ShareProjections(Method):
+    """Pull each matrix W_S of a layer towards U W_T V, one pair U, V for all layers' matrices of a kind.
+
+    The loss is the mean square of U W_T V - W_S (down) or of W_T - U W_S V (up), over kinds and layers. A layer
+    learns from the last of the teacher's layers that it stands for. It aligns weights, not what they compute.
+    """
+
+    trains: ClassVar[bool] = True
+
+    weight: float = 1.0
+    way: Literal["down", "up"] = "down"
+    lr: float = 1e-3
+    teacher: str = "latest"
+
+    def attach(self, phase: Any) -> None:
+        """A pair of matrices a kind, trained beside the encoder and gone when the phase ends."""
+        teacher = phase.teacher(self.teacher)
+        for encoder in (teacher, phase.encoder):
+            check_layers(encoder, self.name)
+        pairs, generator = nn.ModuleDict(), torch.Generator().manual_seed(phase.seed)
+        for role, theirs, ours in _matrices(teacher, phase.encoder):
+            if role not in pairs:
+                source, goal = (theirs, ours) if self.way == "down" else (ours, theirs)
+                pairs[role] = _Pair(source.shape, goal.shape, generator)
+        phase.train_module(self.name, pairs, self.lr)
+
+    def weights(self, phase: Any) -> dict[str, Any]:
+        """The term's own weight."""
+        return {self.name: self.weight}
+
+    def loss(self, step: Any) -> dict[str, Tensor]:
+        """No example is looked at."""
+        phase, found = step.phase, []
+        for role, theirs, ours in _matrices(phase.teacher(self.teacher), phase.encoder):
+            source, goal = (theirs, ours) if self.way == "down" else (ours, theirs)
+            found.append((phase.modules[self.name][role](source) - goal).square().mean())
+        return {self.name: step.penalty(torch.stack(found).mean())}
+
+
+class _Pair(nn.Module):
+    """U (goal rows x source rows) and V (source columns x goal columns); the identity, cut or widened, plus noise."""
+
+    def __init__(self, source: torch.Size, goal: torch.Size, generator: torch.Generator):
+        super().__init__()
+        shapes = ((goal[0], source[0]), (source[1], goal[1]))
+        self.left, self.right = (
+            nn.Parameter(torch.eye(*shape) + torch.randn(shape, generator=generator) * 0.02) for shape in shapes
+        )
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return self.left @ weight @ self.right
+
+
+def _matrices(teacher: Any, student: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Each matrix of the student's layers beside the teacher's, by the role it has."""
+    deep, shallow = len(teacher.order), len(student.order)
+    for place, number in enumerate(student.order):
+        other = teacher.order[min(deep, -(-(place + 1) * deep // shallow)) - 1]
+        for role in ROLES:
+            yield role, _weight(teacher, other, role), _weight(student, number, role)
+
+
+def _weight(encoder: Any, number: int, role: str) -> Tensor:
+    found = part(encoder.backbone, layers(encoder.backbone)[number], role)
+    weight: Any = getattr(found.module, "weight", None)
+    if not isinstance(weight, nn.Parameter):
+        raise UserError("share_projections: some weights are stored in another form; put quantize and sparse behind it")
+    return weight.chunk(found.blocks)[found.block]

@@ -1,0 +1,175 @@
+"""Students: a smaller model of the teacher's own family, copied, cut out of it or new; or any other checkpoint."""
+
+from dataclasses import fields
+from typing import Any, Literal
+
+from smallbert.errors import UserError
+from smallbert.methods import Method
+from smallbert.methods.drop_layers import CHOICES
+from smallbert.model.anatomy import anatomy
+from smallbert.model.encoder import HEAD, load, skeleton
+from smallbert.model.replace import (
+    check_bare,
+    draw_backbone,
+    draw_heads,
+    head_shape,
+    pooler_of,
+    replace_backbone,
+    resized,
+)
+from smallbert.model.slicing import slice_backbone
+from smallbert.model.surgery import check_layers, keep_layers
+
+BETTER = "write start='slice' to cut them out of the teacher, or start='random' for a new model"
+
+
+class Student(Method):
+    """Make a smaller model of the encoder: fewer layers, and narrower if asked; or take another checkpoint.
+
+    student(4)                                       four layers, evenly spaced, copied
+    student(4, width=312, ffn=1200, start='slice')   the features, heads and neurons with the largest weights
+    student(4, width=312, start='random')            a new model of that shape
+    student(model='google/bert_uncased_L-4_H-256_A-4')
+    """
+
+    layers: int | list[int] = 4
+    width: int | None = None
+    heads: int | None = None  # with a width: as many heads as keep their size; alone: that many of the old heads
+    ffn: int | None = None  # in proportion to the width
+    start: Literal["copy", "slice", "random"] = "copy"
+    which: Literal["even", "first", "last", "ends"] = "even"
+    model: str | None = None  # a hub name or a folder, with its own tokenizer
+
+    def check(self) -> None:
+        """Sizes from 1; another model comes as it is."""
+        sizes = [self.width, self.heads, self.ffn, *(() if isinstance(self.layers, list) else (self.layers,))]
+        if any(size is not None and size < 1 for size in sizes):
+            raise UserError(f"student: layers, width, heads and ffn are whole numbers from 1, as {self} is not")
+        as_it_is = {field.name: field.default for field in fields(self)}
+        if self.model is not None and {**self.settings(), "model": None} != as_it_is:
+            raise UserError(
+                f"student(model={self.model!r}) takes that model as it is; cut it further by "
+                f"student(model={self.model!r}) | student(4)"
+            )
+
+    def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
+        """Which layers stay and how large they become; or all that another model says of its shape."""
+        if self.model is not None:
+            check_bare(encoder, self.name)
+            other = load(self.model)
+            ready = bool(HEAD in encoder.heads and HEAD in other.heads and _alike(encoder.head, other.head))
+            taken = pooler_of(other) is not None
+            return {"config": other.base, "history": other.history, "ready": ready, "from_pooler": taken}
+        check_layers(encoder, self.name)
+        plan: dict[str, Any] = {"layers": self._layers(len(encoder.order))}
+        if self.width is self.heads is self.ffn is None and self.start != "random":
+            return plan
+        config, row = encoder.backbone.config, anatomy(encoder.backbone)
+        if not row.q:
+            raise UserError(
+                f"student: a model of type {encoder.family!r} has no heads, so only its layers can be chosen"
+            )
+        count, size = head_shape(encoder)
+        old = {"width": encoder.width, "heads": count, "ffn": getattr(config, row.inner), "size": size}
+        sizes = self._sizes(old)
+        if sizes == old and self.start != "random":  # asked for what is there
+            return plan
+        self._check_sizes(encoder, old, sizes)
+        return {**plan, "sizes": sizes, **({"from_pooler": False} if self.start == "random" else {})}
+
+    def build(self, encoder: Any, plan: dict[str, Any]) -> None:
+        """Another model's shape, or the same family with fewer layers, then with other sizes."""
+        if self.model is not None:
+            new = skeleton(plan["config"])
+            new.replay(plan["history"])
+            new.pooler = pooler_of(new)
+            replace_backbone(encoder, new)
+            encoder.mixture, encoder.connections, encoder.stride = new.mixture, new.connections, new.stride
+            if plan["ready"]:
+                encoder.heads = new.heads
+            return
+        keep_layers(encoder, plan["layers"])
+        if sizes := plan.get("sizes"):
+            new = resized(encoder, sizes["width"], sizes["heads"], sizes["size"], sizes["ffn"])
+            for name, module in encoder.backbone.named_modules() if self.start == "slice" else ():
+                if facts := getattr(module, "held_facts", None):
+                    new.backbone.get_submodule(name).held_facts = set(facts)
+            replace_backbone(encoder, new)
+
+    def fill(self, encoder: Any, before: Any, plan: dict[str, Any], task: Any, seed: int) -> None:
+        """The other model's weights; or what was cut out or drawn. Copied layers have theirs already."""
+        if self.model is not None:
+            other = load(self.model)
+            encoder.tokenizer, encoder.spare = other.tokenizer, other.spare
+            if plan["ready"]:
+                encoder.load_state_dict(other.state_dict())
+                return
+            theirs = {name: tensor for name, tensor in other.state_dict().items() if not name.startswith("heads.")}
+            encoder.load_state_dict(theirs, strict=False)  # all but heads, which are of this task
+            if (found := pooler_of(other)) is not None and (mine := pooler_of(encoder, plan)) is not None:
+                mine.load_state_dict(found.state_dict())
+            draw_heads(encoder, seed, keep_dense=plan["from_pooler"])
+        elif sizes := plan.get("sizes"):
+            if self.start == "random":
+                draw_backbone(encoder, seed)
+            else:
+                slice_backbone(encoder, before, plan["layers"], sizes["heads"], sizes["size"])
+
+    def _layers(self, total: int) -> list[int]:
+        if isinstance(self.layers, list):
+            if not self.layers or sorted(set(self.layers)) != self.layers or not 0 <= self.layers[-1] < total:
+                raise UserError(
+                    f"student: layers={self.layers} is no list of layers of this model, counted from 0 to {total - 1} "
+                    "and in order, such as [0, 2]"
+                )
+            return list(self.layers)
+        if self.layers > total:
+            raise UserError(f"student: {self.layers} layers were asked for, but the model has {total}")
+        return CHOICES[self.which](self.layers, total)
+
+    def _sizes(self, old: dict[str, int]) -> dict[str, int]:
+        """Every size that was not given: heads of the old size where that fits, inner neurons in proportion."""
+        width, size = self.width or old["width"], old["size"]
+        same = self.width is None or width % size
+        heads = self.heads or (old["heads"] if same else width // size)
+        if self.width is not None or self.start == "random":
+            if width % heads:
+                raise UserError(
+                    f"student: a width of {width} does not split into {heads} equal heads; give heads that divide it"
+                )
+            size = width // heads
+        return {
+            "width": width,
+            "heads": heads,
+            "ffn": self.ffn or max(1, round(old["ffn"] * width / old["width"])),
+            "size": size,
+        }
+
+    def _check_sizes(self, encoder: Any, old: dict[str, int], sizes: dict[str, int]) -> None:
+        row, old_size = anatomy(encoder.backbone), old["size"]
+        if (
+            row.style == "mobilebert"
+            or encoder.stride is not None
+            or getattr(encoder.mixture, "look", None) is not None
+        ):
+            raise UserError(
+                "student: a model with bottlenecks, a stride or gates that look at the first token cannot be given "
+                "another width; make it narrow first and put those behind it"
+            )
+        if self.start == "copy":
+            raise UserError(f"student: start='copy' keeps every size but the number of layers; {BETTER}")
+        if self.start == "slice":
+            grown = [name for name in ("width", "heads", "ffn") if sizes[name] > old[name]]
+            if grown or sizes["size"] > old_size:
+                what = f"{grown[0]}={sizes[grown[0]]}" if grown else f"a head of {sizes['size']} numbers"
+                most = f"{grown[0]}={old[grown[0]]}" if grown else f"one of {old_size}"
+                raise UserError(f"student: {what} cannot be cut out of {most}; ask for less, or write start='random'")
+            if row.style == "modernbert" and sizes["size"] != old_size:
+                raise UserError(
+                    f"student: heads that turn with the position cannot be cut to {sizes['size']} of their {old_size} "
+                    f"numbers; give heads={sizes['width'] // old_size} or start='random'"
+                )
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return one.kind == other.kind and one.pool == other.pool and list(one.labels) == list(other.labels)

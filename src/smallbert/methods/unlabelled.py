@@ -1,0 +1,70 @@
+"""Texts without labels, for a teacher: more of them from a file, or the task's own with their labels hidden."""
+
+from typing import Any, ClassVar, Literal
+
+from smallbert.corpus import fingerprint_of_text, text_files, text_lines
+from smallbert.errors import UserError
+from smallbert.methods import Method
+from smallbert.tasks.task import Split
+
+
+class Unlabelled(Method):
+    """Bring texts without labels to a phase with a teacher: those of a file, or the task's own.
+
+    A text a line; where the task has two texts, a tab between them. Rows of the task keep their labels beside a file,
+    and lose them without one; `own` says otherwise.
+    """
+
+    stage: ClassVar[int] = 5
+    trains: ClassVar[bool] = True
+
+    text: str = ""
+    own: Literal["labelled", "unlabelled", "left out"] | None = None
+
+    def reads(self) -> str:
+        """The text."""
+        return f" of {fingerprint_of_text(self.text, self.name)}" if self.text else ""
+
+    def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
+        """What text it was."""
+        return {"text": fingerprint_of_text(self.text, self.name)} if self.text else {}
+
+    def rows(self, phase: Any, rows: Any) -> Any:
+        """The task's rows and the new ones."""
+        if rows is None:
+            raise UserError("unlabelled brings texts to a task, and none was given: give --task")
+        check_taught(phase, self.name)
+        own = self.own or ("labelled" if self.text else "unlabelled")
+        if own == "left out" and not self.text:
+            raise UserError("unlabelled: the task's own rows are left out and no text is given; say text='file.txt'")
+        if own == "unlabelled":
+            rows = Split(rows.texts, rows.pairs, [None] * len(rows), rows.ids)
+        more = self._read(phase.task.kind, rows.pairs is not None) if self.text else None
+        return more if own == "left out" else joined(rows, more)
+
+    def _read(self, kind: str, paired: bool) -> Split:
+        lines = (line for line in text_lines(text_files(self.text, self.name)) if line.strip())
+        cut = [line.split("\t") for line in lines]
+        wanted = 2 if paired else 1
+        if wrong := next((cells for cells in cut if len(cells) != wanted), None):
+            raise UserError(
+                f"unlabelled: {self.text} has a line of {len(wrong)} columns, {wrong[0][:40]!r} …; this task has "
+                f"{'two texts a row, with a tab between them' if paired else 'one text a row, and no tabs'}"
+            )
+        texts = [cells[0].split() if kind == "tag" else cells[0].strip() for cells in cut]
+        pairs = [cells[1].strip() for cells in cut] if paired else None
+        return Split(texts, pairs, [None] * len(cut), [f"unlabelled {number}" for number in range(len(cut))])
+
+
+def check_taught(phase: Any, name: str) -> None:
+    """Refuse rows without labels where nobody teaches them."""
+    if not any(hasattr(method, "teacher") for method in phase.methods):
+        raise UserError(f"{name} brings rows without labels, which only a teacher can use; write {name}(…) + distill")
+
+
+def joined(rows: Split, more: Split | None) -> Split:
+    """The rows of both, one behind the other."""
+    if more is None:
+        return rows
+    pairs = None if rows.pairs is None else [*rows.pairs, *(more.pairs or [])]
+    return Split([*rows.texts, *more.texts], pairs, [*rows.labels, *more.labels], [*rows.ids, *more.ids])

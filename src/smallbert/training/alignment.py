@@ -1,0 +1,139 @@
+"""Two models laid side by side: what each made of the same tokens, layer by layer, and how far that is apart.
+
+Everything is float32 and comes in one of two shapes:
+
+    one vector a token     (rows, tokens, features)             in the batch's own layout, padded or packed
+    one row a token        (sequences, heads, tokens, tokens)   how it stands to each token of its own sequence
+
+A packed batch is spread out into sequences for the second, without a loop and in shapes known beforehand, so that a
+recorded step can do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from smallbert.model.attention import Attending
+from smallbert.model.batch import Batch
+
+Pairs = list[tuple[int, int]]
+
+
+# Which layer of the student learns from which of the teacher; layers are numbered from 1.
+
+
+def _uniform(mine: int, theirs: int) -> Pairs:
+    return [(layer, max(1, round(layer * theirs / mine))) for layer in range(1, mine + 1)]
+
+
+MAPS: dict[str, Callable[[int, int], Pairs]] = {
+    "uniform": _uniform,
+    "skip": lambda mine, theirs: _uniform(mine, theirs)[:-1],  # the last layer is left to the logits
+    "first": lambda mine, theirs: [(layer, layer) for layer in range(1, min(mine, theirs) + 1)],
+    "last": lambda mine, theirs: [
+        (layer, theirs - mine + layer) for layer in range(1, mine + 1) if theirs - mine + layer >= 1
+    ],
+}
+
+
+# What is compared.
+
+
+@dataclass(frozen=True)
+class Side:
+    """One model's layer: its values, and for rows over tokens which cells there are."""
+
+    values: Tensor
+    cells: Tensor | None = None  # (sequences, 1, tokens or 1, tokens); None where every feature counts
+
+
+def products(vectors: Tensor, batch: Batch, heads: int, scale: float) -> Side:
+    """The scaled products of all tokens of a sequence with each other, in each of several equal parts."""
+    rows = batch.rows(vectors, 0.0)
+    parts = rows.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return Side(parts @ parts.transpose(-1, -2) * scale, _cells(batch))
+
+
+def attention_scores(found: Attending | Tensor, batch: Batch) -> Side:
+    """What each token's attention is the softmax of.
+
+    Where a family shows probabilities only, it is their logarithms: the scores but for a constant of each row, which no
+    softmax sees, so that each row's mean is taken off.
+    """
+    cells = _cells(batch)
+    if isinstance(found, Tensor):
+        logs = found.float().clamp(min=torch.finfo(torch.float32).tiny).log()
+        return Side(logs - _mean(logs, cells)[..., None], cells)
+    query, key = (x.float().transpose(1, 2).flatten(2) for x in (found.query, found.key))  # (rows, tokens, features)
+    heads = found.query.shape[1]
+    query, key = (batch.rows(x, 0.0).unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key))
+    scale = found.query.shape[-1] ** -0.5 if found.scaling is None else found.scaling
+    if found.window is not None:
+        place = torch.arange(query.shape[2], device=query.device)
+        cells = cells & ((place[:, None] - place).abs() < found.window)
+    return Side(query @ key.transpose(-1, -2) * scale, cells)
+
+
+def _cells(batch: Batch) -> Tensor:
+    return batch.rows(batch.tokens(), False)[:, None, None, :]
+
+
+def moments(vectors: Tensor) -> Tensor:
+    """The mean and the variance of each vector's features."""
+    return torch.stack([vectors.mean(-1), vectors.var(-1, correction=0)], -1)
+
+
+# How far apart it is: one number a token (and head), zero where both are equal, but for "ce".
+
+
+def _mean(values: Tensor, cells: Tensor | None) -> Tensor:
+    if cells is None:
+        return values.mean(-1)
+    return (values * cells).sum(-1) / cells.sum(-1).clamp(min=1)
+
+
+def _cosine(ours: Tensor, theirs: Tensor, cells: Tensor | None) -> Tensor:
+    """1 - cos, as half the squared distance of unit vectors, which is exactly zero for equal ones."""
+    if cells is not None:
+        ours, theirs = ours * cells, theirs * cells
+    return (functional.normalize(ours, dim=-1) - functional.normalize(theirs, dim=-1)).square().sum(-1) / 2
+
+
+def _chances(values: Tensor, cells: Tensor | None) -> Tensor:
+    """Logarithms of a softmax over the features, or over the cells there are."""
+    if cells is not None:
+        values = values.masked_fill(~cells, torch.finfo(values.dtype).min)
+    return values.log_softmax(-1)
+
+
+def _kl(ours: Tensor, theirs: Tensor, cells: Tensor | None) -> Tensor:
+    mine, wanted = _chances(ours, cells), _chances(theirs, cells)
+    return (wanted.exp() * (wanted - mine)).sum(-1)
+
+
+def _ce(ours: Tensor, theirs: Tensor, cells: Tensor | None) -> Tensor:
+    return -(_chances(theirs, cells).exp() * _chances(ours, cells)).sum(-1)
+
+
+METRICS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
+    "mse": lambda ours, theirs, cells: _mean((ours - theirs).square(), cells),
+    "l1": lambda ours, theirs, cells: _mean((ours - theirs).abs(), cells),
+    "cosine": _cosine,
+    "kl": _kl,
+    "ce": _ce,
+}
+ON_CHANCES = ("kl", "ce")  # these make a softmax themselves
+
+
+def distance(ours: Side, theirs: Side, metric: str, soften: bool = False) -> Tensor:
+    """How far apart two layers are at each token, a mean over heads; `soften` compares softmaxes by any metric."""
+    one, other = ours.values, theirs.values
+    if soften and metric not in ON_CHANCES:
+        one, other = _chances(one, ours.cells).exp(), _chances(other, theirs.cells).exp()
+    each = METRICS[metric](one, other, ours.cells)
+    return each if ours.cells is None else each.mean(1)

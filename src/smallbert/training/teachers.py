@@ -1,0 +1,100 @@
+"""Teachers of a phase: frozen encoders that look at each batch once a step, however many terms learn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from smallbert.data import STUDENT, longest_input, tokenizer_key
+from smallbert.errors import UserError
+from smallbert.model.batch import Batch
+from smallbert.model.encoder import HEAD, Encoder, Seen, load
+from smallbert.model.words import WORDS
+
+if TYPE_CHECKING:
+    from smallbert.training.phase import Phase
+
+
+@dataclass
+class Teacher:
+    """A frozen encoder and all that the methods of a phase want to know from it."""
+
+    encoder: Encoder
+    scores: bool = False
+    wanted: dict[str, set[int]] = field(default_factory=dict)  # see walk.tap
+
+
+class Teachers(dict[str, Teacher]):
+    """Every teacher of a phase by name: a mark, "latest" for the last trained encoder, or a saved folder."""
+
+    def __init__(self, phase: Phase):
+        """None yet."""
+        super().__init__()
+        self.phase = phase
+
+    def find(self, name: str) -> Teacher:
+        """A teacher, made ready the first time it is named."""
+        if name not in self:
+            if name in self.phase.marks:
+                found = self.phase.marks[name].copy()
+            elif name == "latest":
+                raise UserError(
+                    "distillation needs a trained teacher, and nothing was trained yet: start from a fine-tuned model, "
+                    "put finetune before it, or write distill(teacher='folder')"
+                )
+            else:
+                found = load(name)
+            self[name] = Teacher(found.to(self.phase.device).eval().requires_grad_(False))
+        return self[name]
+
+    def ask(self, name: str, scores: bool = False, wanted: Mapping[str, Iterable[int]] | None = None) -> Encoder:
+        """Say, in `attach`, what a loss will want to know from a teacher; one that cuts texts otherwise gets a view."""
+        teacher = self.find(name)
+        teacher.scores |= scores
+        for role, places in (wanted or {}).items():
+            teacher.wanted.setdefault(role, set()).update(places)
+        self._add_view(name, teacher.encoder.tokenizer)
+        stream = self.phase.stream
+        if stream is not None:
+            reads = longest_input(teacher.encoder)
+            longest = max(stream.views.get(view_of(name), stream.views[STUDENT]).lengths)
+            if longest > reads:
+                raise UserError(
+                    f"the teacher reads at most {reads} tokens, but a text of the task has {longest}; "
+                    f"give --length {reads}"
+                )
+        return teacher.encoder
+
+    def _add_view(self, name: str, tokenizer: Any) -> None:
+        """Let a teacher read the same texts through its own tokenizer; one that cuts them alike shares the view."""
+        stream, view = self.phase.stream, view_of(name)
+        if stream is None or view in stream.views or same_tokens(tokenizer, self.phase.encoder.tokenizer):
+            return
+        if stream.kind not in ("classify", "regress", "tag"):
+            raise UserError("a teacher with another tokenizer can teach whole texts and words only, not spans")
+        theirs = self.phase.tokenise(tokenizer).views[STUDENT]
+        if len(theirs) != len(stream):
+            raise UserError(
+                "a teacher with another tokenizer reads the task's own texts, but this phase brings others; "
+                "take a teacher with the student's tokenizer"
+            )
+        stream.views[view] = theirs
+
+    def look(self, name: str, batch: Batch) -> Seen:
+        """What a teacher makes of a batch: in evaluation mode, without gradients, only what was asked for."""
+        teacher, head = self[name], WORDS if self.phase.head == WORDS else HEAD
+        with torch.no_grad():
+            return teacher.encoder.look(batch, teacher.wanted, teacher.scores, head)
+
+
+def view_of(teacher: str) -> str:
+    """The name of the stream's view that a teacher reads where it has a tokenizer of its own."""
+    return f"teacher {teacher}"
+
+
+def same_tokens(one: Any, other: Any) -> bool:
+    """Whether two tokenizers cut every text into the same numbers."""
+    return one is other or tokenizer_key(one) == tokenizer_key(other)

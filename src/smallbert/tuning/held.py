@@ -1,0 +1,110 @@
+"""The rows held out of train, by which trials are chosen; behind a backbone that stays frozen, its stored states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from smallbert.data import STUDENT, Layout, Stream, sort_into_batches, tokenise, usable_length
+from smallbert.features.frozen import Frozen, keep_states, needed
+from smallbert.make import Say, Start, quiet
+from smallbert.measuring.evaluate import decide, read_scores
+from smallbert.measuring.metrics import score
+from smallbert.methods import METHODS
+from smallbert.model.encoder import Encoder
+from smallbert.recipe import Recipe
+from smallbert.run import beginnings
+from smallbert.tasks import Task
+from smallbert.tasks.task import without_dev
+from smallbert.training.phase import Phase
+from smallbert.tuning.space import Space
+
+SHARE, MOST = 0.1, 5000  # of train is held out
+KEPT = 16  # beginnings that trials may have in common
+TOKENS = 2**13  # of stored states that are read at once
+
+
+def search_task(task: Task) -> Task:
+    """The task as trials see it: no dev, no test, a part of train to choose by, and only the metric that is chosen by.
+
+    Chosen by are a tenth of train's whole rows (at most 5,000), always the same ones; see `tasks/families.py`.
+    """
+    return replace(without_dev(task, SHARE, MOST), metrics=task.metrics[:1])
+
+
+def common_texts(space: Space, start: Start, task: Task) -> dict[str, bool]:
+    """Beginnings that trials may have in common, and whether the last phase of each trains; "" is the bare model."""
+    found = {"": False}
+    for recipe in (Recipe(), *space.beginnings(KEPT)):
+        found |= beginnings(recipe, start.encoder, task)
+    return found
+
+
+@dataclass
+class Held:
+    """The rows as tokens, made once, and the states that backbones made of them, each once."""
+
+    task: Task
+    states: Path
+    stream: Stream | None = None
+    _stored: dict[Any, Frozen | None] = field(default_factory=dict)
+    _open: ExitStack = field(default_factory=ExitStack)
+
+    def score(self, encoder: Encoder, say: Say = quiet, part: str | None = None) -> tuple[float, float]:
+        """The headline score of an encoder and its standard error.
+
+        `part` names the beginning that its backbone is as it was after, where that is one that trials have in common.
+        """
+        rows = self.task.split("dev")
+        if self.stream is None:
+            length = usable_length(encoder, None, self.task)
+            self.stream = tokenise(encoder.tokenizer, rows, self.task.kind, length)
+        with _in_use(encoder):
+            stored = None if part is None else self._states(encoder, part, say)
+            scores = read_scores(encoder, self.stream, say) if stored is None else self._read(encoder, stored)
+        found = score(self.task, decide(scores, self.stream, self.task, rows), rows)[self.task.metrics[0]]
+        return found["value"], found["stderr"]
+
+    def close(self) -> None:
+        """Let go of stored states."""
+        self._stored.clear()
+        self._open.close()
+
+    def _states(self, encoder: Encoder, part: str, say: Say) -> Frozen | None:
+        key = (part, str(needed(encoder)))
+        if key not in self._stored:
+            phase = self._phase(encoder)
+            phase.stream = self.stream
+            self._stored[key] = self._open.enter_context(keep_states(phase, self.states, say, shared=True))
+        return self._stored[key]
+
+    def _phase(self, encoder: Encoder) -> Phase:
+        return Phase(encoder, (METHODS["train"](freeze="backbone", half=False),), self.task, 0, {})
+
+    @torch.no_grad()
+    def _read(self, encoder: Encoder, stored: Frozen) -> list[np.ndarray]:
+        """The head's scores for every row, from stored states; in full precision, as in evaluation."""
+        assert self.stream is not None
+        lengths, phase = self.stream.views[STUDENT].lengths, self._phase(encoder)
+        found: list[Any] = [None] * len(lengths)
+        for index in sort_into_batches(np.ones_like(lengths) if stored.single else lengths, TOKENS):
+            batch = stored.make_batch(index, Layout(False, 0), 0).to(encoder.device)
+            scores = phase.look_at({STUDENT: batch}).scores.float().cpu().numpy()
+            for row, number in enumerate(index):
+                found[number] = scores[row] if scores.ndim == 2 else scores[row, : lengths[number]]
+        return found
+
+
+@contextmanager
+def _in_use(encoder: Encoder) -> Iterator[None]:
+    """Without dropout for a while."""
+    training = encoder.training
+    encoder.eval()
+    yield
+    encoder.train(training)

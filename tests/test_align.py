@@ -1,0 +1,460 @@
+"""Alignment terms: against formulas in numpy, text by text, and whatever way texts are laid out."""
+
+import re
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from toys import batch_of, is_same_state, phase_of, run, small, toy_task
+
+from smallbert.errors import UserError
+from smallbert.model.encoder import Encoder
+from smallbert.model.folders import save_folder
+from smallbert.presets.distillation import ROWS as ROWS_OF_PRESETS
+from smallbert.probing.attentions import watched
+from smallbert.recipe import Recipe
+from smallbert.training.alignment import MAPS, attention_scores
+from smallbert.training.loop import train
+
+TASK = toy_task("pair", 24)
+WHOLE = "train(epochs=4, batch=24, lr=0.003, warmup=0.0, dropout=0.0)"
+WHATS = ("hidden", "first", "embeddings", "attention", "scores", "relations", "moments", "gram")
+ROWS = ("attention", "scores", "relations", "gram")
+LAYOUTS = {"padded": {"packed": False}, "packed": {"packed": True, "slots": 7}}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A student, and the folder of a teacher that is wider, deeper and has more heads; and one of the same shape."""
+    folder = tmp_path_factory.mktemp("teachers")
+    shape = {"hidden_size": 24, "num_attention_heads": 6}
+    wide = run("head", small(layers=4, seed=3, **shape), TASK).encoder
+    like = run("head", small(layers=4, seed=4), TASK).encoder
+    save_folder(wide, folder / "wide")
+    save_folder(like, folder / "like")
+    student = run("head", small(layers=2), TASK).encoder
+    return student, {"wide": (wide, str(folder / "wide")), "like": (like, str(folder / "like"))}
+
+
+def align(teacher=None, **settings):
+    """The text of a phase that aligns and does nothing else."""
+    settings = {"task": 0.0, **settings, **({} if teacher is None else {"teacher": teacher})}
+    return f"align({', '.join(f'{name}={value!r}' for name, value in settings.items())}) + {WHOLE}"
+
+
+def loss_of(recipe, encoder, task=TASK, index=range(5), **layout):
+    phase = phase_of(recipe, encoder, task)
+    phase.encoder.eval()
+    return phase.loss({"student": batch_of(encoder, task, index, **layout)})
+
+
+# A student that is its teacher.
+
+
+@pytest.mark.parametrize("what", WHATS)
+def test_a_student_that_is_its_teacher_is_aligned(pair, what):
+    for metric in ("mse", "l1", "cosine", "kl"):
+        phase = phase_of(align(what=what, metric=metric), pair[0], TASK)
+        phase.encoder.eval()
+        for layout in LAYOUTS.values():
+            assert float(phase.loss({"student": batch_of(pair[0], TASK, **layout)}).detach()) == 0.0
+
+
+@pytest.mark.parametrize("transform", ["none", "linear", "linear_each", "l2", "norm"])
+def test_no_transform_hides_that(pair, transform):
+    assert float(loss_of(align(transform=transform), pair[0]).detach()) == 0.0
+
+
+@pytest.mark.parametrize("what", WHATS)
+def test_in_every_family(family, what):
+    encoder = run("head", small(family), TASK).encoder
+    layouts = [{}, {"slots": 7}, *([LAYOUTS["packed"]] if encoder.packable else [])]
+    assert [float(loss_of(align(what=what), encoder, **layout).detach()) for layout in layouts] == [0.0] * len(layouts)
+    other = run("head", small(family, seed=2), TASK).encoder
+    phase = phase_of(align(what=what), encoder, TASK)
+    phase.encoder.eval().load_state_dict(other.state_dict())
+    found = [float(phase.loss({"student": batch_of(encoder, TASK, **layout)}).detach()) for layout in layouts]
+    assert found[0] > 1e-8 and found == pytest.approx([found[0]] * len(found), rel=1e-4)
+    alone = [float(phase.loss({"student": batch_of(encoder, TASK, [number])}).detach()) for number in range(5)]
+    assert np.mean(alone) == pytest.approx(found[0], rel=1e-4)  # no text's part depends on its company
+
+
+def test_cross_entropy_of_equal_attention_is_its_entropy(pair):
+    found = loss_of(align(what="attention", metric="ce"), pair[0])
+    entropies = []
+    for number in range(5):
+        batch, layers = batch_of(pair[0], TASK, [number]), []
+        with watched(pair[0], lambda place, seen, kept=layers: kept.append(seen)):
+            pair[0](batch)
+        entropies.append(np.mean([float(torch.special.entr(seen).sum(-1).mean().detach()) for seen in layers]))
+    assert float(found.detach()) == pytest.approx(np.mean(entropies), rel=1e-5)
+
+
+# Against numpy.
+
+
+def insides(encoder, number):
+    """Hidden states and queries, keys and values of every layer for one text alone, by hand from the weights."""
+    with torch.no_grad():
+        hidden = [state[0].double().numpy() for state in encoder.states(batch_of(encoder, TASK, [number])).hidden]
+    parts = []
+    for layer, state in zip(encoder.backbone.encoder.layer, hidden[:-1], strict=True):
+        mine = layer.attention.self
+        linear = lambda part, x: x @ part.weight.detach().double().numpy().T + part.bias.detach().double().numpy()  # noqa: E731
+        parts.append({"q": linear(mine.query, state), "k": linear(mine.key, state), "v": linear(mine.value, state)})
+    return hidden, parts, encoder.backbone.config.num_attention_heads
+
+
+def softmax(values):
+    shifted = np.exp(values - values.max(-1, keepdims=True))
+    return shifted / shifted.sum(-1, keepdims=True)
+
+
+def split(vectors, heads):
+    return np.stack(np.split(vectors, heads, -1))  # (heads, tokens, size)
+
+
+def numpy_sides(what, transform, found, layer, heads, linear=None):
+    hidden, parts, own = found
+    if what == "relations":
+        sides = [split(parts[layer - 1][role], heads) for role in "qkv"]
+        return [x @ x.transpose(0, 2, 1) / np.sqrt(x.shape[-1]) for x in sides]
+    if what in ("attention", "scores"):
+        q, k = (split(parts[layer - 1][role], own) for role in "qk")
+        return [q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])]
+    x = hidden[layer]
+    if what == "first":
+        x = x[:1]
+    if linear is not None:
+        x = x @ linear.weight.detach().double().numpy().T + linear.bias.detach().double().numpy()
+    elif transform == "l2":
+        x = x / np.linalg.norm(x, axis=-1, keepdims=True)
+    elif transform == "norm":
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    if what == "moments":
+        return [np.stack([x.mean(-1), x.var(-1)], -1)]
+    return [x @ x.T / x.shape[-1] if what == "gram" else x]
+
+
+def numpy_metric(metric, ours, theirs, soften):
+    if metric in ("kl", "ce"):
+        mine, wanted = np.log(softmax(ours)), softmax(theirs)
+        return (wanted * ((np.log(wanted) if metric == "kl" else 0) - mine)).sum(-1).mean()
+    if soften:
+        ours, theirs = softmax(ours), softmax(theirs)
+    if metric == "cosine":
+        norms = np.linalg.norm(ours, axis=-1) * np.linalg.norm(theirs, axis=-1)
+        return (1 - (ours * theirs).sum(-1) / norms).mean()
+    return (np.abs(ours - theirs) if metric == "l1" else (ours - theirs) ** 2).mean()
+
+
+CASES = [(what, "none", metric, "like") for what in WHATS for metric in ("mse", "l1", "cosine", "kl", "ce")]
+CASES += [("hidden", "linear", metric, "wide") for metric in ("mse", "cosine")]
+CASES += [(what, "linear_each", "mse", "wide") for what in ("hidden", "first", "embeddings")]
+CASES += [(what, transform, "mse", "like") for what in ("hidden", "gram", "first") for transform in ("l2", "norm")]
+CASES += [(what, "none", metric, "wide") for what in ("relations", "moments", "gram") for metric in ("mse", "kl")]
+
+
+@pytest.mark.parametrize(("what", "transform", "metric", "which"), CASES)
+def test_every_term_is_its_formula(pair, what, transform, metric, which):
+    student, (teacher, folder) = pair[0], pair[1][which]
+    heads = 2 if what == "relations" else 0
+    phase = phase_of(
+        align(folder, what=what, transform=transform, metric=metric, weight=3.0, heads=heads), student, TASK
+    )
+    phase.encoder.eval()
+    batches = [batch_of(student, TASK, **layout) for layout in LAYOUTS.values()]
+    found = [float(phase.loss({"student": batch}).detach()) for batch in batches]
+    pairs = [(0, 0)] if what == "embeddings" else [(1, 2), (2, 4)]
+    each = []
+    for number in range(5):  # text by text: no padding, no packing, nothing to leave out
+        ours, theirs = insides(student, number), insides(teacher, number)
+        for place, (mine, its) in enumerate(pairs):
+            linear = phase.modules["align"][place % len(phase.modules["align"])] if "linear" in transform else None
+            sides = zip(
+                numpy_sides(what, transform, ours, mine, heads, linear),
+                numpy_sides(what, "none" if linear else transform, theirs, its, heads),
+                strict=True,
+            )
+            each.append(sum(numpy_metric(metric, *both, what in ("attention", "relations")) for both in sides))
+    assert found == pytest.approx([3 * np.mean(each)] * 2, rel=2e-4) and min(found) > 0
+
+
+def test_tokens_are_chosen(pair, tmp_path):
+    task = toy_task("tag", 24)
+    teacher, student = (run("head", small(seed=seed), task).encoder for seed in (5, 0))
+    save_folder(teacher, tmp_path / "teacher")
+    index = range(5)
+    for tokens in ("all", "first", "first_piece"):
+        each = []
+        for number in index:
+            batch = batch_of(student, task, [number])
+            with torch.no_grad():
+                apart = (student.states(batch).last - teacher.states(batch).last)[0].square().mean(-1).numpy()
+            labels = batch.labels[0].numpy()
+            each.append({"all": apart, "first": apart[:1], "first_piece": apart[labels >= 0]}[tokens].mean())
+        for layout in LAYOUTS.values():
+            recipe = align(str(tmp_path / "teacher"), tokens=tokens, layers={-1: -1})
+            assert float(loss_of(recipe, student, task, **layout).detach()) == pytest.approx(np.mean(each), rel=1e-4)
+    rows = align(str(tmp_path / "teacher"), what="scores", tokens="first_piece")
+    one, other = (float(loss_of(rows, student, task, **layout).detach()) for layout in LAYOUTS.values())
+    assert one == pytest.approx(other, rel=1e-4) and one > 0
+
+
+@torch.no_grad()
+def test_attention_is_what_the_layers_attend_with(family):
+    encoder = small(family)
+    batch, shown = batch_of(encoder, TASK), {}
+    real = batch.tokens()
+    with watched(encoder, lambda place, seen: shown.update({place: seen})):
+        encoder(batch)
+    layouts = [{}, *([LAYOUTS["packed"]] if encoder.packable else [])]
+    for layout in layouts:
+        again = batch_of(encoder, TASK, **layout)
+        seen = encoder.look(again, {"attention": {0, 1}}, scores=False).taps["attention"]
+        assert set(seen) == {0, 1}
+        for place, found in seen.items():
+            side = attention_scores(found, again)
+            chances = side.values.masked_fill(~side.cells, -1e9).softmax(-1)[:5, :, : real.shape[1], : real.shape[1]]
+            wanted = shown[place].transpose(1, 2)[real]
+            torch.testing.assert_close(chances.transpose(1, 2)[real], wanted, atol=1e-5, rtol=1e-4)
+
+
+# Which layers, when, and how much.
+
+
+def test_maps_of_layers():
+    assert MAPS["uniform"](6, 12) == [(1, 2), (2, 4), (3, 6), (4, 8), (5, 10), (6, 12)]
+    assert MAPS["skip"](6, 12) == [(1, 2), (2, 4), (3, 6), (4, 8), (5, 10)]  # PKD-Skip
+    assert MAPS["last"](6, 12)[:-1] == [(1, 7), (2, 8), (3, 9), (4, 10), (5, 11)]  # PKD-Last, and its last layer
+    assert MAPS["first"](3, 12) == [(1, 1), (2, 2), (3, 3)]
+    assert MAPS["uniform"](4, 2) == [(1, 1), (2, 1), (3, 2), (4, 2)]
+    for text in ("align(layers={1: 2, -1: -1})", "align(layers=[[1, 2], [-1, -1]])"):
+        ((method,),) = Recipe(text)
+        assert method._pairs(3, 7) == [(1, 2), (3, 7)]
+        assert str(Recipe(str(method))) == str(method)
+
+
+def weights_at(phase, progress):
+    phase.set_dials(progress)
+    return {name: float(phase._weight(name)) for name in phase._terms}
+
+
+def test_schedules(pair):
+    student, (_, folder) = pair[0], pair[1]["like"]
+    phase = phase_of(align(folder, schedule="progressive", share=0.5, weight=2.0), student, TASK)
+    terms = ("align layer 1 to 2", "align layer 2 to 4")
+    steps = {0: (2, 0), 2: (2, 0), 3: (0, 2), 5: (0, 2), 6: (0, 0), 11: (0, 0), 12: (0, 0)}  # of twelve
+    for step, wanted in steps.items():
+        assert weights_at(phase, step / 12) == {"task": 0.0, **dict(zip(terms, wanted, strict=True))}
+    phase = phase_of(align(folder, schedule="stacked", share=0.5, weight=2.0), student, TASK)
+    for step, wanted in {0: (1, 0), 2: (1, 0), 3: (1, 1), 6: (1, 1), 12: (1, 1)}.items():
+        assert weights_at(phase, step / 12) == {"task": 0.0, **dict(zip(terms, wanted, strict=True))}
+    for schedule, wanted in {"fade_in": (0, 1, 2, 2), "fade_out": (2, 1, 0, 0), "constant": (2, 2, 2, 2)}.items():
+        phase = phase_of(align(folder, schedule=schedule, share=0.5, weight=2.0), student, TASK)
+        assert [weights_at(phase, x)["align"] for x in (0, 0.25, 0.5, 1)] == list(wanted)
+
+
+def test_staircases_learn_one_layer_after_the_other(pair):
+    student, (_, folder) = pair[0], pair[1]["like"]
+    phase = phase_of(align(folder, schedule="progressive", layers="first"), student, TASK)
+    moved = {}
+    for progress in (0.0, 0.5):
+        phase.encoder.eval().zero_grad()
+        phase.set_dials(progress)
+        phase.loss({"student": batch_of(student, TASK)}).backward()
+        slopes = [layer.output.dense.weight.grad for layer in phase.encoder.backbone.encoder.layer]
+        moved[progress] = [slope is not None and bool(slope.abs().sum() > 0) for slope in slopes]
+    assert moved == {0.0: [True, False], 0.5: [True, True]}
+
+
+# Several terms, several teachers, one look.
+
+
+def test_gradients_reach_the_student_and_the_maps_alone(pair):
+    student, (_, folder) = pair[0], pair[1]["wide"]
+    phase = phase_of(align(folder, transform="linear_each", layers="first"), student, TASK)
+    teacher = phase.teacher(folder)
+    phase.begin_training()
+    phase.loss({"student": batch_of(student, TASK)}).backward()
+    assert not teacher.training and all(parameter.grad is None for parameter in teacher.parameters())
+    assert all(bool(parameter.grad.abs().sum() > 0) for parameter in phase.modules.parameters())
+    slopes = {name: parameter.grad for name, parameter in phase.encoder.backbone.named_parameters()}
+    assert all(slope is not None for slope in slopes.values())
+    assert phase.encoder.head.out.weight.grad is None  # the labels are off
+
+
+def test_several_terms_and_teachers_in_one_phase(pair):
+    student, teachers = pair
+    wide, like = (teachers[name][1] for name in ("wide", "like"))
+    terms = {
+        "align": f"align('attention', layers='last', teacher={like!r})",
+        "align 2": f"align('first', transform='linear', teacher={wide!r}, weight=0.5)",
+        "align 3": f"align('hidden', transform='linear', teacher={wide!r})",
+        "distill": f"distill(alpha=0.8, teacher={like!r})",
+        "distill 2": f"distill(alpha=0.6, teacher={wide!r})",
+    }
+    phase = phase_of(f"{' + '.join(reversed(terms.values()))} + {WHOLE}", student, TASK)
+    phase.encoder.eval()
+    assert set(phase.modules) == {"align 2", "align 3"}
+    asked = {name: (teacher.scores, teacher.wanted) for name, teacher in phase.teachers.items()}
+    assert asked == {like: (True, {"attention": {2, 3}}), wide: (True, {"hidden": {2, 4}})}
+    batch = batch_of(student, TASK)
+    looks, look = [], Encoder.look
+    with patch.object(Encoder, "look", lambda self, *rest: looks.append(self) or look(self, *rest)):
+        whole = float(phase.loss({"student": batch}).detach())
+    assert sorted(map(id, looks)) == sorted(id(phase.teacher(name)) for name in (wide, like))
+    step, parts = phase.look_at({"student": batch}), {}
+    for method in phase.methods:
+        parts.update({name: float(value.detach()) for name, value in method.loss(step).items()})
+    assert set(parts) == set(terms) and all(value > 0 for value in parts.values())
+    wanted = {"align": 1, "align 2": 0.5, "align 3": 1, "distill": 0.4, "distill 2": 0.3}
+    assert weights_at(phase, 0.5) == pytest.approx({**wanted, "task": 0.3})
+    labels = float(phase_of(WHOLE, student, TASK).loss({"student": batch}).detach())
+    assert whole == pytest.approx(0.3 * labels + sum(wanted[name] * value for name, value in parts.items()), rel=1e-5)
+
+
+def test_a_teacher_looks_once_a_step_and_no_further_than_asked(pair):
+    student, (teacher, folder) = pair[0], pair[1]["like"]
+    runs, layers = [], teacher.backbone.encoder.layer[0].__class__
+    forward = layers.forward
+
+    def count(self, *rest, **named):
+        runs.append(torch.is_grad_enabled())
+        return forward(self, *rest, **named)
+
+    relations = f"align('relations', layers={{2: 1}}, teacher={folder!r})"
+    phase = phase_of(f"{align(folder, layers={1: 2})} + {relations}", student, TASK)
+    with patch.object(layers, "forward", count):
+        phase.loss({"student": batch_of(student, TASK)})
+    assert runs == [True, True, False, False]  # two layers of the student, two of the teacher's four
+
+
+def test_training_brings_the_student_closer(pair):
+    student, (_, folder) = pair[0], pair[1]["wide"]
+    terms = (
+        f"align('relations', metric='kl', heads=2, teacher={folder!r}, task=0.0) "
+        f"+ align('hidden', transform='linear', teacher={folder!r})"
+    )
+    phase = phase_of(f"{terms} + train(epochs=30, batch=24, lr=0.003, dropout=0.0)", student, TASK)
+    batch = batch_of(student, TASK, range(12), split="train")
+    before = float(phase.loss({"student": batch}).detach())
+    train(phase, lambda *_: None)
+    assert float(phase.loss({"student": batch}).detach()) < 0.7 * before
+    packed, padded = (
+        run(f"{terms} + train(epochs=2, batch=8, dropout=0.0, layout={layout!r})", student, TASK, judge=False)
+        for layout in ("packed", "padded")
+    )
+    assert packed.packed and not padded.packed and not is_same_state(packed.encoder, student)
+
+
+# What cannot be.
+
+
+def test_refusals(pair, tmp_path):
+    student, teachers = pair
+    wide = teachers["wide"][1]
+    for wrong in (
+        "align('attention', transform='linear')",
+        "align('gram', transform='linear')",
+        "align(weight=0)",
+        "align(share=0.0)",
+        "align(of='qq')",
+        "align(layers={'a': 1})",
+        "align(layers=[[1]])",
+        "align(layers=[])",
+        "align(layers=[[1, 2], [1, 2]])",
+        "align('attention', layers={0: 1})",
+    ):
+        with pytest.raises(UserError, match="align"):
+            Recipe(wrong)
+    for recipe, sentence in {
+        align(wide): "16 wide and the teacher's 24; write transform='linear'",
+        align(wide, what="attention"): "4 heads and the teacher with 6; compare what='relations'",
+        align(wide, what="relations"): "relations in 6 parts need widths that 6 divides, and one is 16",
+        align(wide, layers={3: 1}): "does not fit a student of 2 layers and a teacher of 4",
+        align(tokens="masked"): "needs a phase that masks words",
+        align(tokens="first_piece"): "needs a task that labels words",
+    }.items():
+        with pytest.raises(UserError, match=sentence):
+            loss_of(recipe, student)
+    with pytest.raises(UserError, match="nothing to compare"):
+        loss_of(align(layers="skip"), run("drop_layers(1)", student, TASK).encoder)
+    other = student.copy()
+    other.tokenizer = other_words()
+    save_folder(other, tmp_path / "other")
+    with pytest.raises(UserError, match="token by token"):
+        phase_of(align(str(tmp_path / "other")), student, TASK)
+
+
+def other_words():
+    """A tokenizer that cuts words into letters."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters), "##oo"]
+    tokenizer = Tokenizer(models.WordPiece({name: number for number, name in enumerate(names)}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    special = {f"{name.lower()}_token": f"[{name}]" for name in ("PAD", "UNK", "CLS", "SEP", "MASK")}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **special)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_tagging_teacher_may_cut_words_otherwise(tmp_path, layout):
+    """Its score of a word is that of the word's first piece, wherever that stands, as long as it reads that far."""
+    from smallbert.data import Layout, make_batch
+    from smallbert.methods.distill import METRICS
+    from smallbert.training.teachers import view_of
+
+    task = toy_task("tag", 24)
+    teacher = small(seed=3)
+    teacher.tokenizer = other_words()
+    teacher = run("head", teacher, task).encoder
+    save_folder(teacher, tmp_path / "teacher")
+    student = run("head", small(), task).encoder
+    name = str(tmp_path / "teacher")
+    phase = phase_of(f"distill(teacher={name!r}, alpha=1.0) + {WHOLE}", student, task)
+    phase.encoder.eval()
+    packed = layout == "packed"
+    layouts = {view: Layout(packed, 64, grain=32) for view in ("student", view_of(name))}
+    index = np.array([3, 1, 4, 8])
+    batches = {view: make_batch(phase.stream, index, how, view=view) for view, how in layouts.items()}
+    count = {"count": torch.tensor(float(phase.stream.units(index)))}
+    found = float(phase.loss({view: batch.with_tensors(count) for view, batch in batches.items()}).detach())
+    each, lost = [], 0
+    for number in index:
+        ours, theirs = (batch_of(model, task, [number], split="train") for model in (student, teacher))
+        scores = [model(batch)[0].detach() for model, batch in ((student, ours), (teacher, theirs))]
+        firsts = [torch.nonzero(batch.words[0] >= 0).flatten() for batch in (ours, theirs)]
+        both = min(map(len, firsts))  # 64 tokens hold fewer words of letters
+        each += METRICS["kl"](scores[0][firsts[0][:both]], scores[1][firsts[1][:both]], 2.0).tolist()
+        lost += len(firsts[0]) - both
+    assert found == pytest.approx(sum(each) / (len(each) + lost), rel=1e-4)
+    outcome = run(
+        f"distill(teacher={name!r}) + train(epochs=1, batch=8, layout={layout!r})", student, task, judge=False
+    )
+    assert outcome.packed == packed and not is_same_state(outcome.encoder, student)
+
+
+def test_a_family_without_attention_is_refused(pair):
+    from dataclasses import replace
+
+    from smallbert.model.anatomy import FAMILIES
+
+    with patch.dict(FAMILIES, {"bert": replace(FAMILIES["bert"], q="")}), pytest.raises(UserError, match="no part 'q'"):
+        phase_of(align(what="attention"), pair[0], TASK)
+
+
+@pytest.mark.parametrize("name", [row.name for row in ROWS_OF_PRESETS])
+@pytest.mark.parametrize("kin", ["bert", "mpnet"])
+def test_presets_run_from_end_to_end(name, kin):
+    recipe = re.sub(r"epochs=\d+(\.0)?", "epochs=1.0", str(Recipe(name))).replace("batch=32", "batch=8")
+    encoder = small(kin, layers=7 if name == "pkd6" else 4)
+    outcome = run(recipe, encoder, toy_task("classify", 16), judge=False)
+    assert not outcome.diverged and len(outcome.encoder.order) < len(encoder.order)

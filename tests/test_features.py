@@ -1,0 +1,442 @@
+"""Hidden states on disk: what is read is what was computed, whoever wrote it, and nothing broken or stale is used."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from test_processes import free_port
+from test_resume import counted, killed_at, no_pickle
+from toys import is_same_state, run, small, stream_of, toy_task
+
+from smallbert.cli import main
+from smallbert.data import Layout, Stream, make_batch
+from smallbert.errors import RunError, UserError
+from smallbert.features import building, computing
+from smallbert.features.building import build_store
+from smallbert.features.plan import plan_store
+from smallbert.features.store import open_store
+from smallbert.model.folders import save_folder
+from smallbert.model.walk import collect
+
+TASK = toy_task("classify", 48)
+SMALL = 12_000  # bytes a shard, for several of them
+INDEX = np.array([5, 0, 47, 13, 6])
+
+
+def build(out, encoder=None, task=TASK, **options):
+    encoder = encoder or small()
+    return build_store(encoder, stream_of(encoder, task, "train"), out, **{"shard_bytes": SMALL, **options})
+
+
+@torch.no_grad()
+def hidden_of(encoder, task=TASK, index=INDEX):
+    batch = make_batch(stream_of(encoder, task, "train"), index, Layout(False, 64))
+    return encoder.eval().states(batch).hidden, batch
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
+
+
+def flip(file: Path, place: int) -> None:
+    raw = bytearray(file.read_bytes())
+    raw[place] ^= 1
+    file.write_bytes(raw)
+
+
+@pytest.mark.parametrize("tokens", ["all", "first", "mean"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_what_is_read_is_what_was_computed(tokens, dtype, tmp_path):
+    encoder = small()
+    hidden, batch = hidden_of(encoder)
+    store = build(tmp_path / "s", encoder, tokens=tokens, dtype=dtype, shard_bytes=1600)
+    assert len(store.about["shards"]) > 1 and len(store) == 48
+    wanted = torch.stack([computing.PICKS[tokens](batch, state) for state in hidden])
+    found = store.read(INDEX)
+    assert found.shape == wanted.shape and found.dtype == (torch.float16 if dtype == "float16" else torch.float32)
+    error, size = (found.float() - wanted).abs(), wanted.abs()
+    if dtype == "float32":
+        assert error.max() < 1e-5  # the company in a batch changes the last digits
+    elif dtype == "float16":
+        assert (error <= size * 2**-11 + 1e-5).all() and error.max() > 0
+    else:  # half a step of a row's own scale, and what rounding the scale itself costs
+        assert (error <= size.amax(-1, keepdim=True) / 127 * 0.57 + 1e-5).all() and error.max() > 1e-3
+    two = store.read(INDEX, layers=[2, 0])
+    assert torch.equal(two, found[[2, 0]])
+    if tokens == "all":
+        first = store.read(INDEX, first=True)
+        before = np.cumsum(store.counts[INDEX]) - store.counts[INDEX]
+        assert torch.equal(first, found[:, before])
+
+
+def test_only_some_layers(tmp_path):
+    encoder = small()
+    store = build(tmp_path / "s", encoder, layers=[-1, 0], dtype="float32")
+    assert store.layers == [0, 2]
+    torch.testing.assert_close(store.read([5])[1], hidden_of(encoder, index=np.array([5]))[0][2][0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_the_size_is_known_before(dtype, tmp_path):
+    encoder = small()
+    stream, said = stream_of(encoder, TASK, "train"), []
+    plan = plan_store(encoder, stream, dtype=dtype, shard_bytes=SMALL)
+    store = build_store(encoder, stream, tmp_path / "s", dtype=dtype, shard_bytes=SMALL, line=said.append)
+    files = sorted((tmp_path / "s").glob("0*.safetensors"))
+    assert sum(file.stat().st_size for file in files) == plan.total == store.bytes
+    numbers = int(stream.views["student"].lengths.sum()) * 3
+    bytes_each = {"float32": 64, "float16": 32, "int8": 18}[dtype]
+    assert plan.total == numbers * bytes_each + 1024 * len(files)  # no padding; a header a shard
+    assert f"{plan.total / 1e6:,.1f} MB in {len(files)} shards" in said[0]
+    assert load_file(files[0])["values"].shape[1] == 16 and no_pickle(tmp_path)  # any reader of safetensors can
+
+
+def test_too_large_for_half_precision_is_said(tmp_path):
+    encoder = small()
+    with torch.no_grad():
+        encoder.backbone.encoder.layer[1].output.LayerNorm.weight.fill_(1e5)
+    store = build(tmp_path / "s", encoder)
+    assert "values beyond 65504 were cut there" in store.about["notes"][0]
+    assert torch.isfinite(store.read(range(48))).all()
+    with torch.no_grad():
+        encoder.backbone.encoder.layer[1].output.LayerNorm.weight.fill_(float("inf"))
+    with pytest.raises(RunError, match="hidden state 2 of this model has values that are not finite"):
+        build(tmp_path / "t", encoder)
+
+
+SCRIPT = f"""
+import os, signal, sys, torch
+torch.set_num_threads(1)
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from smallbert.features import building, shards
+from smallbert.processes import processes
+from test_features import build
+
+out, fatal = Path(sys.argv[1]), sys.argv[2]
+real, write = shards.write_file, building._write_shard
+
+def killed_while_writing(path, write):
+    if path.name == fatal:
+        (path.parent / f".{{path.name}}.halfdone").write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(path, write)
+
+def told(encoder, stream, plan, out, number, tell):
+    print("shard", number, "by", processes().process_index, flush=True)
+    write(encoder, stream, plan, out, number, tell)
+
+shards.write_file, building._write_shard = killed_while_writing, told
+build(out)
+"""
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_killed_and_gone_on_with_is_the_same_to_the_byte(tmp_path):
+    whole = build(tmp_path / "whole")
+    count = len(whole.about["shards"])
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "s")]
+    options = {"env": ENVIRONMENT, "capture_output": True, "text": True, "timeout": 120}
+    killed = subprocess.run([*command, "00001.safetensors"], **options)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert (tmp_path / "s" / "00000.safetensors").is_file() and not (tmp_path / "s" / "00001.safetensors").exists()
+    with pytest.raises(UserError, match="is not finished"):
+        open_store(tmp_path / "s")
+    again = subprocess.run([*command, "none"], **options)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.split("\n")[:-1] == [f"shard {n} by 0" for n in range(1, count)]
+    assert contents(tmp_path / "s") == contents(tmp_path / "whole")
+    with patch.object(building, "_write_shard", side_effect=AssertionError):
+        build(tmp_path / "s")  # nothing is left to do
+
+
+def test_two_processes_build_what_one_builds(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    launch += ["--main_process_port", str(free_port()), str(tmp_path / "script.py"), str(tmp_path / "two"), "none"]
+    done = subprocess.run(launch, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    one = build(tmp_path / "one")
+    written = sorted(line.split()[1] for line in done.stdout.split("\n") if line.startswith("shard"))
+    assert written == [str(number) for number in range(len(one.about["shards"]))]  # each by one of them, none by both
+    assert contents(tmp_path / "two") == contents(tmp_path / "one")
+
+
+def test_a_damaged_shard_is_named(tmp_path, capsys):
+    store = build(tmp_path / "s")
+    file = tmp_path / "s" / "00001.safetensors"
+    flip(file, file.stat().st_size - 5)
+    damaged = open_store(tmp_path / "s")
+    damaged.read([0])  # lies in another shard
+    with pytest.raises(RunError, match=r"00001.safetensors is damaged: its checksum is"):
+        damaged.read([store.per_shard])
+    assert main(["features", "check", str(tmp_path / "s")]) == 1
+    said = capsys.readouterr()
+    assert "00001.safetensors is damaged" in said.err and "1 of" in said.out
+    flip(file, file.stat().st_size - 5)
+    assert main(["features", "check", str(tmp_path / "s")]) == 0
+    flip(file, 20)
+    with pytest.raises(RunError, match=r"00001.safetensors is missing, cut short or has a damaged header"):
+        open_store(tmp_path / "s").read([store.per_shard])
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(RunError, match=r"00001.safetensors has [\d,]+ bytes instead of [\d,]+"):
+        open_store(tmp_path / "s")
+    file.unlink()
+    with pytest.raises(RunError, match=r"00001.safetensors is missing"):
+        open_store(tmp_path / "s")
+    build(tmp_path / "s")  # writes that one anew
+    assert torch.equal(open_store(tmp_path / "s").read(INDEX), store.read(INDEX))
+
+
+def test_lengths_are_checked_too(tmp_path):
+    build(tmp_path / "s")
+    flip(tmp_path / "s" / "lengths.safetensors", 1030)
+    with pytest.raises(RunError, match=r"lengths.safetensors is missing or damaged"):
+        open_store(tmp_path / "s")
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"encoder": small(seed=1)}, "the model is another one"),
+        ({"task": toy_task("classify", 48, 1)}, "the texts are others"),
+        ({"layers": [1]}, r"layers is \[0, 1, 2\], not \[1\]"),
+        ({"dtype": "int8"}, "dtype is float16, not int8"),
+        ({"tokens": "mean"}, "tokens is all, not mean"),
+        ({"length": 9}, "length is None, not 9"),
+    ],
+)
+def test_a_stale_store_is_refused(change, said, finished, tmp_path):
+    if finished:
+        build(tmp_path / "s")
+    else:
+        with patch.object(building, "_write_shard", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            build(tmp_path / "s")
+    before = contents(tmp_path / "s")
+    with pytest.raises(UserError, match=said):
+        build(tmp_path / "s", **change)
+    assert contents(tmp_path / "s") == before
+
+
+def test_a_new_head_leaves_a_store_as_it_is(tmp_path):
+    store = build(tmp_path / "s")
+    tuned = run("mix_layers | train(epochs=1, freeze='backbone', lr=0.1)", small(), TASK, judge=False).encoder
+    assert build(tmp_path / "s", tuned).about == store.about
+    with pytest.raises(UserError, match="the model is another one"):
+        build(tmp_path / "s", run("train(epochs=1)", small(), TASK, judge=False).encoder)
+    build(tmp_path / "t", run("quantize", small()).encoder)
+    with pytest.raises(UserError, match="the model is another one"):  # the same weights, otherwise computed with
+        build(tmp_path / "t", run("quantize(activations=True)", small()).encoder)
+
+
+def test_bad_input_is_refused_in_a_sentence(tmp_path):
+    for options, said in [
+        ({"dtype": "half"}, "dtype was given 'half'; write one of: float32, float16, int8"),
+        ({"tokens": "last"}, "tokens was given 'last'; write one of: all, first, mean"),
+        ({"layers": [3]}, r"layers was given \[3\]; write all, or numbers"),
+        ({"layers": []}, r"layers was given \[\]"),
+        ({"layers": "last"}, "layers was given 'last'"),
+    ]:
+        with pytest.raises(UserError, match=said):
+            build(tmp_path / "s", **options)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="already holds something else"):
+        build(tmp_path)
+    with pytest.raises(UserError, match="holds no store of hidden states"):
+        open_store(tmp_path)
+    (tmp_path / "bad").mkdir()
+    for text, said in [("{", "cannot be read"), ('{"format": 9}', "has format 9; this version reads 1")]:
+        (tmp_path / "bad" / "store.json").write_text(text)
+        with pytest.raises(UserError, match=said):
+            open_store(tmp_path / "bad")
+    usage = namedtuple("usage", "total used free")(10, 9, 1)
+    with patch("shutil.disk_usage", return_value=usage), pytest.raises(UserError, match="GB free; choose fewer"):
+        build(tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+    with pytest.raises(IndexError, match="holds the texts 0 to 47"):
+        build(tmp_path / "s").read([48])
+
+
+MEMORY = f"""
+import sys, torch
+torch.set_num_threads(1)
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import numpy as np
+from toys import small, stream_of, toy_task
+from smallbert.features.building import build_store
+
+def held():
+    line = next(line for line in open("/proc/self/status") if line.startswith("RssAnon"))
+    return int(line.split()[1]) / 1024
+
+encoder, task = small(hidden_size=64), toy_task("classify", 6000)
+seen = []
+store = build_store(encoder, stream_of(encoder, task, "train"), sys.argv[1], dtype="float32", shard_bytes=2**20,
+                    say=lambda stage, done, total, info: seen.append(held()))
+quarter = len(seen) // 4
+print(store.bytes / 2**20, max(seen[-quarter:]) - max(seen[:quarter]))
+read, draw = [], np.random.default_rng(0)
+for _ in range(400):
+    store.read(draw.choice(6000, 32))
+    read.append(held())
+print(max(read[-100:]) - max(read[:100]))
+"""
+
+
+def test_memory_stays_flat(tmp_path):
+    command = [sys.executable, "-c", MEMORY, str(tmp_path / "s")]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    size, building_grew, reading_grew = map(float, done.stdout.split())
+    assert size > 25 and building_grew < 5 and reading_grew < 5  # MB
+
+
+def test_the_verbs(tmp_path, capsys):
+    save_folder(small(), tmp_path / "model")
+    rows = TASK.split("train")
+    for name in ("train", "dev"):
+        lines = [f"{text},{label}" for text, label in zip(rows.texts, rows.labels, strict=True)]
+        (tmp_path / "data" / f"{name}.csv").parent.mkdir(exist_ok=True)
+        (tmp_path / "data" / f"{name}.csv").write_text("\n".join(["text,label", *lines]))
+    out = str(tmp_path / "s")
+    words = ["features", "build", str(tmp_path / "model"), "--task", str(tmp_path / "data"), "--out", out]
+    assert main([*words, "--layers", "0,-1", "--dtype", "int8", "--length", "16"]) == 0
+    assert "48 texts, 333 tokens, 2 hidden states of width 16, int8: 0.0 MB in 1 shards" in capsys.readouterr().err
+    assert main(["features", "info", out, "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    assert (about["layers"], about["split"], about["length"], about["shards"]) == ([0, 2], "train", 16, 1)
+    assert main(words) == 2
+    assert "layers is [0, 2], not [0, 1, 2]" in capsys.readouterr().err
+
+
+# Training from a store.
+
+FROZEN = "train(epochs=4, batch=8, lr=0.01, freeze='backbone', layout={!r}, store={!r})"
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize(
+    ("kind", "begin"),
+    [
+        ("classify", "head"),
+        ("classify", "head(pool='mean')"),
+        ("regress", "mix_layers"),
+        ("pair", "gate_layers"),
+        ("pair", "head | pool_layers"),
+        ("tag", "mix_layers"),
+        ("answer", "head"),
+    ],
+)
+def test_a_head_learns_the_same_from_a_store(kind, begin, layout, tmp_path):
+    task = toy_task(kind, 24)
+    before = run(begin, small(), task).encoder
+    build(tmp_path / "s", before, task, dtype="float32")
+    made = {
+        store: run(FROZEN.format(layout, store), before, task, judge=False)
+        for store in ("none", str(tmp_path / "s"), "auto")
+    }
+    live = made["none"].encoder
+    moved = max((one - before.state_dict()[name]).abs().max() for name, one in live.state_dict().items())
+    assert moved > 0.01
+    for store, bound in ((str(tmp_path / "s"), 2e-5), ("auto", 5e-3)):
+        assert any("the frozen backbone ran once, without dropout" in note for note in made[store].notes)
+        for name, one in live.state_dict().items():
+            if (kind, name) == ("answer", "heads.task.out.bias"):
+                continue  # a softmax does not see it: its gradient is rounding noise
+            torch.testing.assert_close(made[store].encoder.state_dict()[name], one, atol=bound, rtol=0.0, msg=name)
+
+
+def test_the_backbone_runs_once_a_text(tmp_path):
+    seen = []
+    before = run("head", small(), TASK).encoder
+    real = computing.make_batch
+    with patch.object(
+        computing, "make_batch", lambda stream, index, *rest: seen.append(len(index)) or real(stream, index, *rest)
+    ):
+        with patch("smallbert.model.encoder.collect", side_effect=lambda *_: seen.append(0) or collect(*_)):
+            run(FROZEN.format("auto", "auto"), before, TASK, judge=False)
+            assert sum(seen) == 48 and seen.count(0) == len(seen) // 2
+            # Another run, of another seed, finds them.
+            run(FROZEN.format("auto", "auto"), before, TASK, 1, judge=False, states=tmp_path)
+            run(FROZEN.format("auto", "auto"), before, TASK, 2, judge=False, states=tmp_path)
+    assert sum(seen) == 96
+
+
+def test_killed_while_training_from_a_store(tmp_path):
+    recipe = "mix_layers | train(epochs=4, batch=8, lr=0.01, freeze='backbone')"
+    task = toy_task("classify", 24)
+    with killed_at(7):
+        run(recipe, small(), task, work=tmp_path, pause=0.0)
+    assert no_pickle(tmp_path)
+    with counted() as taken, patch.object(building, "_write_shard", side_effect=AssertionError):
+        resumed = run(recipe, small(), task, work=tmp_path)  # and no hidden state is computed again
+    assert taken == [(step, 12) for step in range(7, 12)]
+    assert is_same_state(resumed.encoder, run(recipe, small(), task).encoder)
+    assert not list(tmp_path.glob("*.states")) and not list(tmp_path.glob("*.checkpoint"))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        ("distill + {}", "a teacher reads the same batches"),
+        ("movement(0.5, train_weights=False) + {}", "a method changes the weights it computes with"),
+        ("connect_layers | {}", "the connections between its layers are trained"),
+        ("pool_layers(masked=False) + {}", "the head reads padding"),
+    ],
+)
+def test_what_needs_the_backbone_runs_it(recipe, why, tmp_path):
+    before = run("train(epochs=1, batch=8)", small(), TASK, judge=False).encoder
+    settings = "train(epochs=2, batch=8, lr=0.01, freeze='backbone', store={!r})"
+    outcome = run(recipe.format(settings.format("auto")), before, TASK, judge=False)
+    assert f"the frozen backbone ran at every step, without dropout: {why}" in outcome.notes
+    build(tmp_path / "s", before)
+    with pytest.raises(UserError, match=f"stored hidden states cannot be used here: {why}"):
+        run(recipe.format(settings.format(str(tmp_path / "s"))), before, TASK, judge=False)
+
+
+def test_a_store_that_does_not_fit_is_refused(tmp_path):
+    frozen = "train(epochs=2, batch=8, freeze='backbone', store={!r})"
+    named = frozen.format(str(tmp_path / "s"))
+    with pytest.raises(UserError, match="holds no store"):
+        run(named, small(), TASK)
+    build(tmp_path / "s", layers=[2], tokens="first")
+    run(named, small(), TASK, judge=False)
+    for recipe, encoder, task, said in [
+        (named, small(seed=3), TASK, "is of another model"),
+        (named, small(), toy_task("classify", 48, 1), "is of other texts"),
+        (f"mix_layers | {named}", small(), TASK, r"is of the layers \[2\], and the head reads \[0, 1, 2\]"),
+        (f"head(pool='mean') | {named}", small(), TASK, "is of first tokens, and the head reads mean"),
+    ]:
+        with pytest.raises(UserError, match=said):
+            run(recipe, encoder, task)
+    with pytest.raises(UserError, match="only with freeze='backbone'"):
+        run(f"train(store={str(tmp_path / 's')!r})", small(), TASK)
+
+
+def test_without_room_the_backbone_runs():
+    usage = namedtuple("usage", "total used free")(10, 9, 1)
+    with patch("smallbert.features.building.shutil.disk_usage", return_value=usage):
+        outcome = run("train(epochs=2, batch=8, freeze='backbone')", small(), TASK, judge=False)
+    assert any("ran at every step, without dropout: the store needs" in note for note in outcome.notes)
+
+
+def test_no_texts():
+    encoder = small()
+    stream = stream_of(encoder, TASK, "train")
+    empty = Stream(
+        {"student": type(stream.views["student"])(np.zeros(0), np.zeros(0), np.zeros(1, np.int64))}, None, "classify"
+    )
+    with pytest.raises(UserError, match="there are no texts"):
+        plan_store(encoder, empty)

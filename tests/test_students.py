@@ -1,0 +1,243 @@
+"""Students: what they keep of the teacher to the last bit, what they weigh, who teaches them, and that they learn."""
+
+import pytest
+import torch
+from toys import batch_of, is_same_state, phase_of, run, scores_of, small, toy_task
+from transformers import AutoModelForSequenceClassification
+
+from smallbert.data import tokenizer_key
+from smallbert.errors import UserError
+from smallbert.measuring.cost import count_parameters
+from smallbert.model.anatomy import layers, part, words
+from smallbert.model.encoder import load
+from smallbert.model.folders import load_folder, save_folder
+from smallbert.model.slicing import choose, features, top
+
+TASK = toy_task("pair", 16)
+PLAIN = ["bert", "roberta", "electra", "distilbert", "mpnet", "deberta-v2"]
+
+
+def trained(family="bert", count=3, **shape):
+    return run("head", small(family, layers=count, **shape), TASK, seed=5).encoder
+
+
+def bert_size(width, ffn, count, vocabulary=100, places=72, outputs=3):
+    """The closed form of a BERT classifier's parameters."""
+    layer = 4 * width * (width + 1) + width * (2 * ffn + 1) + ffn + 4 * width
+    return (vocabulary + places + 2 + 2) * width + count * layer + width * (width + 1) + outputs * (width + 1)
+
+
+# Copied layers
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kept"),
+    [
+        ("student(2)", [1, 3]),
+        ("student(2, which='first')", [0, 1]),
+        ("student([0, 3])", [0, 3]),
+        ("student(3, which='ends')", [0, 1, 3]),
+    ],
+)
+def test_copied_layers_are_those_of_the_file(recipe, kept, family, tmp_path):
+    teacher = run("head", small(family, layers=4), TASK).encoder
+    save_folder(teacher, tmp_path / "teacher")
+    file, student = load_folder(tmp_path / "teacher"), run(recipe, load_folder(tmp_path / "teacher"), TASK).encoder
+    assert student.history[-1]["plan"]["layers"] == kept and len(student.order) == len(kept)
+    if family == "albert":  # one layer, run again and again
+        assert is_same_state(student, file)
+        return
+    for mine, number in zip(layers(student.backbone), kept, strict=True):
+        theirs = layers(file.backbone)[number].state_dict()
+        assert all(torch.equal(tensor, theirs[name]) for name, tensor in mine.state_dict().items())
+    rest = {n: t for n, t in student.state_dict().items() if ".layer" not in n}
+    assert all(torch.equal(tensor, file.state_dict()[name]) for name, tensor in rest.items())
+
+
+# Slices
+
+
+@pytest.mark.parametrize("kin", PLAIN)
+def test_a_slice_keeps_the_rows_of_the_chosen_heads_and_neurons(kin):
+    teacher = trained(kin)
+    student = run("student([0, 2], heads=2, ffn=20, start='slice')", teacher, TASK).encoder
+    chosen = choose(teacher, [0, 2], 4, 2, 4, 20)
+    for mine, number, choice in zip(layers(student.backbone), [0, 2], chosen, strict=True):
+        theirs = layers(teacher.backbone)[number]
+        rows = torch.cat([torch.arange(4) + 4 * head for head in choice.heads.tolist()])
+        for role, index in (("q", rows), ("k", rows), ("v", rows), ("up", choice.neurons)):
+            new, old = (part(e.backbone, x, role).module for e, x in ((student, mine), (teacher, theirs)))
+            assert torch.equal(new.weight, old.weight[index]) and torch.equal(new.bias, old.bias[index])
+        for role, index in (("out", rows), ("down", choice.neurons)):
+            new, old = (part(e.backbone, x, role).module for e, x in ((student, mine), (teacher, theirs)))
+            assert torch.equal(new.weight, old.weight[:, index]) and torch.equal(new.bias, old.bias)
+
+
+def test_a_slice_of_everything_keeps_rows_columns_and_the_head():
+    teacher = trained()
+    student = run("student([1], width=12, ffn=9, start='slice')", teacher, TASK).encoder
+    wide = top(features(teacher, [1]), 12)
+    (choice,) = choose(teacher, [1], 4, 3, 4, 9)
+    new, old = student.backbone, teacher.backbone
+    assert torch.equal(words(new).weight, words(old).weight[:, wide])
+    for name in ("position_embeddings", "token_type_embeddings"):
+        assert torch.equal(getattr(new.embeddings, name).weight, getattr(old.embeddings, name).weight[:, wide])
+    assert torch.equal(new.embeddings.LayerNorm.weight, old.embeddings.LayerNorm.weight[wide])
+    mine, theirs = layers(new)[0], layers(old)[1]
+    assert torch.equal(mine.attention.self.query.weight, theirs.attention.self.query.weight[choice.looks][:, wide])
+    assert torch.equal(mine.attention.output.dense.weight, theirs.attention.output.dense.weight[wide][:, choice.passes])
+    assert torch.equal(mine.output.dense.weight, theirs.output.dense.weight[wide][:, choice.neurons])
+    assert torch.equal(student.head.dense.weight, teacher.head.dense.weight[wide][:, wide])
+    assert torch.equal(student.head.out.weight, teacher.head.out.weight[:, wide])
+    assert count_parameters(student)["total"] == bert_size(12, 9, 1)
+
+
+def test_modernbert_keeps_both_rows_of_a_gated_neuron_and_q_k_v_of_a_head():
+    teacher = trained("modernbert")
+    student = run("student([2], heads=2, ffn=10, start='slice')", teacher, TASK).encoder
+    (choice,) = choose(teacher, [2], 4, 2, 4, 10)
+    mine, theirs = layers(student.backbone)[0], layers(teacher.backbone)[2]
+    rows = torch.cat([torch.arange(4) + 4 * head for head in choice.heads.tolist()])
+    assert torch.equal(mine.attn.Wqkv.weight, theirs.attn.Wqkv.weight[torch.cat([rows, rows + 16, rows + 32])])
+    assert torch.equal(mine.mlp.Wi.weight, theirs.mlp.Wi.weight[torch.cat([choice.neurons, choice.neurons + 32])])
+
+
+def test_what_weighs_nothing_goes_first():
+    """A head and neurons at zero are not kept, and a model that had only those to lose gives the same scores."""
+    teacher = trained()
+    with torch.no_grad():
+        for layer in layers(teacher.backbone):
+            layer.attention.output.dense.weight[:, 4:8] = 0
+            layer.attention.self.query.weight[4:8] = 0
+            layer.output.dense.weight[:, [3, 30]] = 0
+    student = run("student([0, 1, 2], heads=3, ffn=30, start='slice')", teacher, TASK).encoder
+    torch.testing.assert_close(scores_of(student, TASK), scores_of(teacher, TASK))
+    assert count_parameters(student)["encoder"] == 3 * (4 * 12 * 16 + 2 * 16 * 30)
+
+
+def test_zeros_stay_held_in_a_slice():
+    sparse = run("magnitude(0.5) + train(epochs=1, batch=8) | student(2, heads=2, start='slice')", trained(), TASK)
+    names = [name for name, _ in sparse.encoder.held("zeros")]
+    assert len(names) == 12
+    later = run("finetune(epochs=1, batch=8, lr=0.01)", sparse.encoder, TASK).encoder
+    for name in names:
+        before, after = (e.get_submodule(name).weight for e in (sparse.encoder, later))
+        assert torch.equal(before == 0, after == 0) and not torch.equal(before, after)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "size"),
+    [
+        ("student(2, width=8, start='slice')", (8, 16, 2)),
+        ("student(2, width=8, heads=4, ffn=11, start='slice')", (8, 11, 2)),
+        ("student(1, width=24, heads=4, start='random')", (24, 48, 1)),
+        ("student(3, start='random')", (16, 32, 3)),
+    ],
+)
+def test_counts_are_the_closed_form_and_hugging_face_loads(recipe, size, tmp_path):
+    student = run(recipe, trained(), TASK).encoder
+    assert count_parameters(student)["total"] == bert_size(*size)
+    assert save_folder(student, tmp_path / "model") == "huggingface"
+    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval()
+    assert theirs.config.hidden_size == size[0] and theirs.config.num_hidden_layers == size[2]
+    batch = batch_of(student, TASK)
+    inputs = {name: getattr(batch, name) for name in ("input_ids", "token_type_ids", "attention_mask")}
+    torch.testing.assert_close(theirs(**inputs).logits, scores_of(student, TASK), atol=1e-5, rtol=1e-4)
+    assert is_same_state(load_folder(tmp_path / "model"), student)
+
+
+@pytest.mark.parametrize("recipe", ["student(2, width=12, start='slice')", "student(2, width=12, start='random')"])
+def test_every_family_saves_and_loads_narrower_ones(recipe, family, tmp_path):
+    if family == "mobilebert":
+        pytest.skip("a bottleneck has other sizes than a width")
+    student = run(recipe, trained(family), TASK).encoder
+    assert student.width == 12 and torch.isfinite(scores_of(student, TASK)).all()
+    assert save_folder(student, tmp_path / "model") == "huggingface"
+    loaded = load_folder(tmp_path / "model")
+    assert is_same_state(loaded, student) and torch.equal(scores_of(loaded, TASK), scores_of(student, TASK))
+    if student.packable:
+        packed = scores_of(student, TASK, packed=True, slots=6)[:5]
+        torch.testing.assert_close(packed, scores_of(student, TASK), atol=2e-5, rtol=1e-4)
+
+
+def test_random_students_follow_the_seed():
+    one, again, other = (run("student(1, start='random')", trained(), TASK, seed).encoder for seed in (3, 3, 4))
+    assert is_same_state(one, again) and not is_same_state(one, other)
+    assert not torch.equal(words(one.backbone).weight, words(trained().backbone).weight)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("student(5)", "the model has 3"),
+        ("student([2, 1])", "counted from 0 to 2"),
+        ("student(2, width=8)", "start='slice'"),
+        ("student(2, width=32, start='slice')", "cannot be cut out of width=16"),
+        ("student(2, width=16, heads=2, start='slice')", "a head of 8 numbers"),
+        ("student(2, width=10, heads=3, start='random')", "3 equal heads"),
+        ("quantize | student(2, width=8, start='slice')", "plain weights"),
+        ("stride(2) | student(2, width=8, start='slice')", "behind it"),
+        ("mix_layers | bilstm", "after it"),
+        ("bilstm(4, embed=8) | drop_layers(1)", "works on layers"),
+        ("bilstm(4, embed=8) | student(1)", "works on layers"),
+        ("bilstm(4, embed=8) | mix_layers", "works on layers"),
+        ("bilstm(4, embed=8) | stride(2)", "works on layers"),
+        ("bilstm(4, embed=8) | connect_layers", "works on layers"),
+        ("bilstm(4, embed=17)", "cannot become 17"),
+        ("student(3, model='x')", r"student\(model='x'\) \| student\(4\)"),
+        ("small_vocabulary(text='nowhere.txt')", "no text file"),
+    ],
+)
+def test_refusals(recipe, said):
+    with pytest.raises(UserError, match=said):
+        run(recipe, trained(), TASK)
+
+
+# Another checkpoint
+
+
+@pytest.mark.parametrize("kin", ["electra", "bert", "mobilebert", "albert"])
+def test_any_other_checkpoint_with_its_own_tokenizer(kin, tmp_path):
+    """Its backbone to the last bit, its tokenizer, its pooler in the head; the teacher reads the texts its own way."""
+    save_folder(run("small_vocabulary(50)", small(kin, seed=9), toy_task("classify")).encoder, tmp_path / "tuned")
+    bare = small(kin, seed=9)
+    save_folder(bare, tmp_path / "bare")
+    for name, vocabulary in (("bare", 100), ("tuned", 50)):
+        recipe = f"student(model='{tmp_path / name}')"
+        student = run(recipe, trained("roberta"), TASK).encoder
+        found = load(str(tmp_path / name))
+        assert student.family == kin and student.head.labels == ["bad", "good", "none"]
+        assert tokenizer_key(student.tokenizer) == tokenizer_key(found.tokenizer)
+        assert is_same_state(student.backbone, found.backbone) and student.backbone.config.vocab_size == vocabulary
+        save_folder(student, tmp_path / "again" / name)
+        assert is_same_state(load_folder(tmp_path / "again" / name), student)
+    if bare.pooler is not None:
+        assert torch.equal(run(f"student(model='{tmp_path / 'bare'}')", trained(), TASK).encoder.head.dense.weight,
+                           bare.pooler.weight)  # fmt: skip
+    phase = phase_of(f"{recipe} | distill + train(epochs=1, batch=8)", trained("roberta"), TASK)
+    assert set(phase.stream.views) == {"student", "teacher latest"}
+
+
+def test_a_checkpoint_of_this_very_task_keeps_its_head(tmp_path):
+    tuned = run("finetune(epochs=1, batch=8)", small("electra"), TASK).encoder
+    save_folder(tuned, tmp_path / "tuned")
+    student = run(f"student(model='{tmp_path / 'tuned'}')", trained(), TASK).encoder
+    assert torch.equal(scores_of(student, TASK), scores_of(tuned, TASK))
+
+
+# Who teaches
+
+
+@pytest.mark.parametrize(
+    "student", ["student(1)", "student(2, width=8, start='slice')", "bilstm(4, embed=8)", "small_vocabulary(60)",
+                "bottleneck(layers=1, width=16, inner=8, heads=2, ffns=2, ffn=16, embed=8)", "stride(2)"]
+)  # fmt: skip
+@pytest.mark.parametrize("joint", ["|", "+"])
+def test_the_fine_tuned_model_teaches(student, joint):
+    """Whether the student is made in a phase of its own or beside its distillation."""
+    tune = "finetune(epochs=1, batch=8, lr=0.001)"
+    teacher = run(tune, trained(), TASK).encoder
+    phase = phase_of(f"{student} {joint} distill + train(epochs=1, batch=8)", teacher, TASK)
+    assert is_same_state(phase.teacher("latest"), teacher) and not is_same_state(phase.encoder, teacher)
+    whole = run(f"{tune} | {student} {joint} distill + train(epochs=1, batch=8)", trained(), TASK).encoder
+    assert torch.isfinite(scores_of(whole, TASK)).all()
