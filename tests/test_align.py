@@ -6,12 +6,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from smallbert.presets.distillation import ROWS as ROWS_OF_PRESETS
 from toys import batch_of, is_same_state, phase_of, run, small, toy_task
 
 from smallbert.errors import UserError
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import save_folder
+from smallbert.presets.distillation import ROWS as ROWS_OF_PRESETS
 from smallbert.probing.attentions import watched
 from smallbert.recipe import Recipe
 from smallbert.training.alignment import MAPS, attention_scores
