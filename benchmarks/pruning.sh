@@ -2,7 +2,7 @@
 #
 #   bash benchmarks/pruning.sh WHAT e5-small DATA runs [JOBS [OPTIONS OF STUDY, such as --report-only --pack]]
 #
-# WHAT is screen, table4-snli, table4-qqp, table4-squad, table5 (SNLI and SQuAD, then QQP), table5-qqp (QQP alone), tickets or
+# WHAT is screen, best (after it), table4-snli, table4-qqp, table4-squad, table5 (SNLI and SQuAD, then QQP), table5-qqp (QQP alone), tickets or
 # convergence; DATA holds glue/, snli/ and squad/. The stability study (Table 3) is `benchmarks/layer_mixing.sh pruning`. A
 # study goes on where it was when it is run again.
 #
@@ -47,22 +47,30 @@ with_teacher() {
 names="magnitude; movement; soft movement; L0; mixture, magnitude; mixture, movement; mixture, soft movement; mixture, L0"
 
 case $what in
-screen)  # candidates for the best recipe, chosen on a part of train
-  dense="finetune(epochs=3, lr=5e-5)" teacher="distill(alpha=0.9, temperature=2.0)"
+screen)  # candidates for the best recipe at 10 %, chosen on a part of train; the first five are of an earlier, smaller screen
+  dense="finetune(epochs=3, lr=5e-5)" scores="distill(alpha=0.9, temperature=2.0)" states="align('hidden')"
   slow="train(epochs=10, lr=1e-4, batch=64, weight_decay=0.0)" fast="train(epochs=10, lr=3e-4, batch=64, weight_decay=0.0)"
-  ramp="begin=0.05, finish=0.7" drop="first=0.5, begin=0.05, finish=0.7"
+  wide="train(epochs=12, lr=5e-4, batch=128, weight_decay=0.0)" ramp="begin=0.05, finish=0.7" drop="first=0.5, begin=0.05, finish=0.7"
   study --task sst2 --seeds 9 --split choose \
-    --names "dense; magnitude, slow; one threshold, slow; one threshold; one threshold, mixture, slow; magnitude; magnitude, mixture; smooth movement; second order; movement from sizes" \
+    --names "dense; magnitude, slow; one threshold, slow; one threshold; one threshold, mixture, slow; magnitude; magnitude, 1e-3; magnitude, states; one threshold, states; smooth movement, states; second order, states; movement from sizes, states; magnitude, mixture, states; six layers, states; magnitude, states, twice as long" \
     --recipes "$dense;
-      $dense | magnitude(0.1, $drop) + $teacher + $slow;
-      $dense | magnitude(0.1, scope='global', $drop) + $teacher + $slow;
-      $dense | magnitude(0.1, scope='global', $drop) + $teacher + $fast;
-      $dense | mix_layers(init='plain') + magnitude(0.1, scope='global', $drop) + $teacher + $slow;
-      $dense | magnitude(0.1, $drop) + $teacher + $fast;
-      $dense | mix_layers(init='plain') + magnitude(0.1, $drop) + $teacher + $fast;
-      $dense | smooth_movement(0.1, $ramp) + $teacher + $fast;
-      $dense | second_order(0.1, begin=0.05, finish=0.75, gradients=512) + $teacher + $fast;
-      $dense | movement(0.1, init='magnitude', $ramp) + $teacher + $fast" ;;
+      $dense | magnitude(0.1, $drop) + $scores + $slow;
+      $dense | magnitude(0.1, scope='global', $drop) + $scores + $slow;
+      $dense | magnitude(0.1, scope='global', $drop) + $scores + $fast;
+      $dense | mix_layers(init='plain') + magnitude(0.1, scope='global', $drop) + $scores + $slow;
+      $dense | magnitude(0.1, $drop) + $scores + $wide;
+      $dense | magnitude(0.1, $drop) + $scores + ${wide/5e-4/1e-3};
+      $dense | magnitude(0.1, $drop) + $states + $scores + $wide;
+      $dense | magnitude(0.1, scope='global', $drop) + $states + $scores + $wide;
+      $dense | smooth_movement(0.1, $ramp) + $states + $scores + $wide;
+      $dense | second_order(0.1, begin=0.05, finish=0.75, gradients=512) + $states + $scores + $wide;
+      $dense | movement(0.1, init='magnitude', $ramp) + $states + $scores + $wide;
+      $dense | mix_layers(init='plain') + magnitude(0.1, $drop) + $states + $scores + $wide;
+      $dense | drop_layers(6) | magnitude(0.2, $drop) + $states + $scores + $wide;
+      $dense | magnitude(0.1, $drop) + $states + $scores + ${wide/12/24}" ;;
+best)  # what won the screen, on dev, with ten seeds, at 10 % and at 3 %
+  study --task sst2 --seeds 9,25,39,52,59,63,77,87,91,96 --names "dense; 10 %; 3 %" \
+    --recipes "$(python3 "$(dirname "$0")/best_of_screen.py" "$out/screen/study.json")" ;;
 table4-snli)  # the paper's Table 4; SNLI stands in for MNLI
   study --task snli --seeds 9 --names "$names" --recipes "$(four_ways "$loop" 200 50)" ;;
 table4-qqp)

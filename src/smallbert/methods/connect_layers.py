@@ -7,8 +7,8 @@ from typing import Any
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
+from smallbert.model.anatomy import check_layers
 from smallbert.model.mixing import Connections
-from smallbert.model.surgery import check_layers
 
 
 class ConnectLayers(Method):

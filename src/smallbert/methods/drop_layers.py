@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.model.surgery import check_layers, keep_layers
+from smallbert.model.anatomy import check_layers
+from smallbert.model.surgery import keep_layers
 
 
 class DropLayers(Method):

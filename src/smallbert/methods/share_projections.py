@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.model.anatomy import ROLES, layers, part
-from smallbert.model.surgery import check_layers
+from smallbert.model.anatomy import ROLES, check_layers, layers, part
 
 
 class ShareProjections(Method):

@@ -4,8 +4,8 @@ from typing import Any
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
+from smallbert.model.anatomy import check_layers
 from smallbert.model.stride import Stride as Strided
-from smallbert.model.surgery import check_layers
 
 
 class Stride(Method):

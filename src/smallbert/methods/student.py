@@ -6,7 +6,7 @@ from typing import Any, Literal
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.methods.drop_layers import CHOICES
-from smallbert.model.anatomy import anatomy
+from smallbert.model.anatomy import anatomy, check_layers
 from smallbert.model.encoder import HEAD, load, skeleton
 from smallbert.model.replace import (
     check_bare,
@@ -18,7 +18,7 @@ from smallbert.model.replace import (
     resized,
 )
 from smallbert.model.slicing import slice_backbone
-from smallbert.model.surgery import check_layers, keep_layers
+from smallbert.model.surgery import keep_layers
 
 BETTER = "write start='slice' to cut them out of the teacher, or start='random' for a new model"
 

@@ -208,3 +208,9 @@ def replace_module(root: nn.Module, path: str, module: nn.Module) -> None:
     for place in [place for place, found in root.named_modules(remove_duplicate=False) if found is old]:
         parent, _, name = place.rpartition(".")
         setattr(root.get_submodule(parent), name, module)
+
+
+def check_layers(encoder: Any, name: str) -> None:
+    """Refuse a model without layers to whatever works on layers."""
+    if not encoder.order:
+        raise UserError(f"{name} works on layers, and a model of type {encoder.family!r} has none")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from smallbert.errors import UserError
+from smallbert.model.anatomy import check_layers
 from smallbert.model.batch import Batch
-from smallbert.model.surgery import check_layers
 
 Pick = Callable[[Tensor], Tensor]
 TINY = 1e-6

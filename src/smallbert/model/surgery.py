@@ -6,17 +6,10 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from smallbert.errors import UserError
 from smallbert.model.anatomy import anatomy, layers, replace_module
 
 if TYPE_CHECKING:
     from smallbert.model.encoder import Encoder
-
-
-def check_layers(encoder: Encoder, name: str) -> None:
-    """Refuse a model without layers to whatever works on layers."""
-    if not encoder.order:
-        raise UserError(f"{name} works on layers, and a model of type {encoder.family!r} has none")
 
 
 def keep_layers(encoder: Encoder, kept: list[int]) -> None:
