@@ -19,6 +19,8 @@ HIGHEST = tl.constexpr(2**31 - 1)
 FIELDS = 8  # what a round knows of each row: the rank wanted, the bracket, and how many numbers lie where
 WANTED, COUNT, LOW, HIGH = (tl.constexpr(place) for place in range(4))
 ABOVE, ON_HIGH, BETWEEN, ON_LOW = (tl.constexpr(place) for place in range(4, 8))
+ALL = tl.constexpr(33)  # halvings that leave nothing between any two keys
+ROUGHLY = (22, 9)  # halvings that bracket well enough: of all floats, and of what lay in a bracket before
 OPEN, FOUND, LOST = (tl.constexpr(place) for place in range(3))
 
 
@@ -30,17 +32,33 @@ def _key(number):
 
 
 @triton.jit
-def _reached(keys, want):
-    """The largest key that at least `want` of the keys reach, bit by bit."""
-    prefix = tl.where(tl.sum((keys >= 0).to(tl.int32)) >= want, 0, LOWEST)
-    for turn in range(31):
-        trial = prefix + (1 << (30 - turn))
-        prefix = tl.where(tl.sum((keys >= trial).to(tl.int32)) >= want, trial, prefix)
-    return prefix
+def _reached(keys, first, last, low, high, turns):
+    """Keys that about `first` and `last` of the keys reach, all of which are in [low, high], by halving it so often.
+
+    The upper one is rounded up and the lower one down; with enough turns both are exact. Both counts of a turn are one
+    sum, each in half of a number.
+    """
+    bottom, top = low.to(tl.int64), high.to(tl.int64)
+    length = low * 0
+    for bit in range(33):
+        length += ((top - bottom) >> bit > 0).to(tl.int32)
+    turns = tl.minimum(turns, length)
+    upper, lower = bottom, bottom
+    for turn in range(turns):
+        step = bottom * 0 + 1 << (length - 1 - turn)
+        over = (keys >= tl.minimum(upper + step, top).to(tl.int32)).to(tl.int32)
+        under = (keys >= tl.minimum(lower + step, top).to(tl.int32)).to(tl.int32)
+        counts = tl.sum(over + (under << 16))
+        upper += tl.where((upper + step <= top) & ((counts & 0xFFFF) >= first), step, 0)
+        lower += tl.where((lower + step <= top) & ((counts >> 16) >= last), step, 0)
+    unasked = (bottom * 0 + 1 << (length - turns)) - 1
+    return tl.minimum(upper + unasked, top).to(tl.int32), lower.to(tl.int32)
 
 
 @triton.jit
-def _begin_round(rows, before, now, status, answers, width, height, SIZE: tl.constexpr):
+def _begin_round(
+    rows, before, now, status, answers, width, height, FIRST: tl.constexpr, ROUGH: tl.constexpr, SIZE: tl.constexpr
+):
     """Look at what the round before has shown of a row; if the answer is still open, bracket it, or find it."""
     row = tl.program_id(0)
     above = tl.load(before + ABOVE * height + row)
@@ -66,17 +84,23 @@ def _begin_round(rows, before, now, status, answers, width, height, SIZE: tl.con
         place = tl.arange(0, SIZE) * stride
         key = _key(tl.load(rows + row.to(tl.int64) * width + place, mask=place < between, other=0.0))
         keys = tl.where(place < between, key, LOWEST)
+        low = tl.load(before + LOW * height + row)
+        high = tl.load(before + HIGH * height + row)
+        if FIRST:
+            low, high = low * 0 + LOWEST, high * 0 + HIGHEST
         if stride == 1:
             stage = FOUND
-            tl.store(answers + row, _reached(keys, want))
+            answer, _ = _reached(keys, want, want, low, high, ALL)
+            tl.store(answers + row, answer)
         else:  # six standard deviations of its rank in the sample, to both sides
             size = tl.cdiv(between, stride)
             share = want.to(tl.float32) / between
             spread = 6.0 * tl.sqrt(size * share * (1.0 - share)) + 8.0
             first = (share * size - spread).to(tl.int32)
             last = (share * size + spread).to(tl.int32) + 1
-            tl.store(now + HIGH * height + row, tl.where(first < 1, HIGHEST, _reached(keys, first)))
-            tl.store(now + LOW * height + row, tl.where(last > size, LOWEST, _reached(keys, last)))
+            upper, lower = _reached(keys, first, last, low, high, ROUGH)
+            tl.store(now + HIGH * height + row, upper)
+            tl.store(now + LOW * height + row, lower)
     tl.store(now + WANTED * height + row, want)
     tl.store(now + COUNT * height + row, between)
     tl.store(status + row, stage)
@@ -151,7 +175,8 @@ def find_kth(rows: Tensor, wanted: Tensor) -> Tensor:
     pieces = rows
     for number, room in enumerate(rooms):
         before, now = rounds[number], rounds[number + 1]
-        _begin_round[(height,)](pieces, before, now, status, answers, room, height, SIZE=SAMPLE, num_warps=16)
+        kind = {"FIRST": number == 0, "ROUGH": ROUGHLY[number > 0], "SIZE": SAMPLE}
+        _begin_round[(height,)](pieces, before, now, status, answers, room, height, **kind, num_warps=16)
         if number + 1 < len(rooms):
             near = torch.empty(height, rooms[number + 1], device=rows.device)
             programs = min(triton.cdiv(room, 1024), max(1, 132 * 32 // height))
