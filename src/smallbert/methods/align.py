@@ -127,29 +127,33 @@ class Align(Method):
         theirs = step.taught(self.teacher).taps
         with torch.autocast(phase.device.type, enabled=False):
             shares, found = self._shares(step.batch), []
-            for number, (ours, its) in enumerate(pairs):
+            for number, some in enumerate(self._together(pairs)):
                 maps = phase.modules[name] if self.transform.startswith("linear") else None
-                move = None if maps is None else maps[number % len(maps)]
+                move = None if maps is None else maps[number]
                 sides = zip(
-                    self._read(mine, ours, step.batch, heads, move),
-                    self._read(theirs, its, step.batch, heads, None),
+                    self._read(mine, [ours for ours, _ in some], step.batch, heads, move),
+                    self._read(theirs, [its for _, its in some], step.batch, heads, None),
                     strict=True,
                 )
                 each = [self._compare(one, other) for one, other in sides]
-                found.append(step.mean_of_texts(torch.stack(each).sum(0), shares))
+                found.append(step.mean_of_texts(torch.stack(each).sum(0), shares).reshape(-1))
         if self.schedule in STAIRS:
-            return dict(zip(_terms(name, pairs), found, strict=True))
-        return {name: torch.stack(found).mean()}
+            return dict(zip(_terms(name, pairs), torch.cat(found).unbind(), strict=True))
+        return {name: torch.cat(found).mean()}
 
-    def _read(self, taps: Taps, layer: int, batch: Batch, heads: int, move: nn.Module | None) -> list[Side]:
-        """What is compared, of one model's layer."""
+    def _together(self, pairs: Pairs) -> list[Pairs]:
+        """Vectors of all layers are compared at once, which takes a GPU a tenth of the kernels; the rest in turns."""
+        alone = self.what in ROWS or self.transform == "linear_each"
+        return [[pair] for pair in pairs] if alone else [pairs]
+
+    def _read(self, taps: Taps, layers: list[int], batch: Batch, heads: int, move: nn.Module | None) -> list[Side]:
+        """What is compared, of one model's layers: of vectors all layers, stacked, of rows the one there is."""
         if self.what == "relations":
-            return [_relation(taps[role][layer - 1].float(), batch, heads) for role in self.of]
+            return [_relation(taps[role][layers[0] - 1].float(), batch, heads) for role in self.of]
         if self.what in ("attention", "scores"):
-            return [attention_scores(taps["attention"][layer - 1], batch)]
-        vectors = taps["hidden"][layer].float()
-        if self._reads_first:
-            vectors = batch.first(vectors)[:, None]
+            return [attention_scores(taps["attention"][layers[0] - 1], batch)]
+        read = [taps["hidden"][layer] for layer in layers]
+        vectors = torch.stack([batch.first(x)[:, None] for x in read] if self._reads_first else read).float()
         if move is not None:
             vectors = move(vectors)
         elif self.transform == "l2":
@@ -157,7 +161,7 @@ class Align(Method):
         elif self.transform == "norm":
             vectors = functional.layer_norm(vectors, vectors.shape[-1:])
         if self.what == "gram":
-            return [products(vectors, batch, 1, 1 / vectors.shape[-1])]
+            return [products(vectors[0], batch, 1, 1 / vectors.shape[-1])]
         return [Side(moments(vectors) if self.what == "moments" else vectors)]
 
     def _compare(self, ours: Side, theirs: Side) -> Tensor:

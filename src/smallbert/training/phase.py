@@ -316,11 +316,14 @@ class Step:
         return each.float().sum() / count
 
     def mean_of_texts(self, each: Tensor, shares: Tensor) -> Tensor:
-        """The mean over all texts of each text's own mean, in which each token has its share (see Batch.shares)."""
+        """The mean over all texts of each text's own mean, in which each token has its share (see Batch.shares).
+
+        Dimensions before those of the shares stay: (layers, rows, tokens), (rows, tokens) -> (layers,)
+        """
         count = self.batch.texts
         if count is None:
             count = each.new_tensor(float(self.batch.size)) if self.batch.present is None else self.batch.present.sum()
-        return (each.float() * shares).sum() / count
+        return (each.float() * shares).flatten(-shares.dim()).sum(-1) / count
 
     def penalty(self, value: Tensor) -> Tensor:
         """A term that depends on no example, counted once however many processes there are."""
