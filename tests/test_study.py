@@ -471,6 +471,23 @@ def test_the_convergence_figure(tmp_path):
     assert "plain reaches mixture's plateau (86.0) after 8 epochs, mixture after 4 epochs" in reversed_[0].sentence
 
 
+def test_many_arms_are_rows_and_stand_against_the_first(tmp_path):
+    arms = ["dense", *(f"way {number}" for number in range(1, 10))]
+    results = [run for number, arm in enumerate(arms) for run in runs("sst2", arm, [90.0 - number, 92.0 - number])]
+    results[-1] = results[-1]._replace(score=50.0, status="diverged", why="guesses")
+    report = make_report(results, about("sst2", arms=arms))
+    seeds, pairs = report.sheets
+    assert seeds.columns[:3] == ["", "seed 9", "seed 25"] and [row[0] for row in seeds.rows] == arms
+    assert seeds.rows[2][1:3] == ["88.00", "90.00"] and seeds.rows[-1][2] == "50.00 †"
+    assert all(len(row) == len(seeds.columns) for row in seeds.rows)
+    assert pairs.title == "against dense" and [row[0] for row in pairs.rows] == [f"{arm} - dense" for arm in arms[1:]]
+    assert len(to_json(report)["pairs"]) == 45 and to_markdown(report).startswith("# Study of 10 recipes\n")
+    (said,) = report.sentences
+    assert "highest of the 9 others: way 1 with 90.0 ± 1.4 (0 of 2 diverged), way 2 with" in said
+    assert "way 3 with" in said and "way 4" not in said and "difference way 1 against dense -1.00" in said
+    assert [path.name for path in write_study(report, tmp_path)][2:] == ["sst2-seeds.png"]
+
+
 def test_a_plateau_that_is_never_or_at_once_reached():
     def lines(plain, mixed, **options):
         results = [run for n, score in enumerate(plain, 1) for run in runs("t", "plain", [score], n, **options)]

@@ -20,6 +20,8 @@ from smallbert.measuring.statistics import (
 ENDS = ("ok", "diverged")  # how a run ends that was not prevented from ending
 SURE = 0.05  # Fisher's p below which one arm is said to diverge more often
 BEYOND = 2.0  # standard errors from which on a difference is marked
+FEW = 8  # arms up to which each is spoken of, and compared with every other
+HIGHEST = 3  # that are named of more
 
 
 class Result(NamedTuple):
@@ -238,6 +240,11 @@ def conclude(cells: Sequence[Cell], setting: str | None = None) -> str:
 
 def _on_one(cells: Sequence[Cell]) -> str:
     said = [f"{cell.arm}: {_scored(cell)}" for cell in cells]
+    if len(cells) > FEW:  # all of them would be a page
+        first, *rest = sorted(cells[1:], key=lambda cell: math.inf if cell.all.value is None else -cell.all.value)
+        cells = [cells[0], first, *rest[: HIGHEST - 1]]
+        named = [f"{cell.arm} with {_scored(cell)}" for cell in cells[1:]]
+        said = [said[0], f"highest of the {len(rest) + 1} others: {', '.join(named)}"]
     for cell in cells[1:]:
         pair, against = compare_cells(cells[0], cell), f" {cell.arm} against {cells[0].arm}" if len(cells) > 2 else ""
         if cells[0].count("diverged") + cell.count("diverged") and pair.fisher is not None:

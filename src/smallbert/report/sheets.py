@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smallbert.measuring.findings import ENDS, Cell, Pair, Result, brief, compare_cells, marks_by_chance, p_value
+from smallbert.measuring.findings import ENDS, FEW, Cell, Pair, Result, brief, compare_cells, marks_by_chance, p_value
 from smallbert.measuring.pruned import ABOUT as LEFT
 
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ class About(NamedTuple):
 
 
 def seeds_sheet(cells: Sequence[Cell], about: About) -> Sheet:
-    """A row a seed, a column an arm; then the means with and without what diverged, and how often that happened."""
+    """A row a seed, a column an arm; then the means with and without what diverged, and how often that happened.
+
+    Of many arms each is a row.
+    """
     metric = about.tasks[cells[0].task][0]
     seeds = list(dict.fromkeys(run.seed for cell in cells for run in cell.runs))
     runs = [{run.seed: run for run in cell.runs} for cell in cells]
@@ -54,7 +57,11 @@ def seeds_sheet(cells: Sequence[Cell], about: About) -> Sheet:
         notes.append("a tiny random model learns nothing, so only a loss that is no number counts as diverged")
     at = "" if about.setting is None else f", {about.setting} = {cells[0].value}"
     title = f"{cells[0].task}, {metric} on {about.split}{at}"
-    return Sheet(title, ["seed", *(cell.arm for cell in cells)], rows, [note for note in notes if note])
+    columns, notes = ["seed", *(cell.arm for cell in cells)], [note for note in notes if note]
+    if len(cells) > FEW:  # a row an arm
+        named, *rows = (list(line) for line in zip(columns, *rows, strict=True))
+        columns = ["", *(f"seed {seed}" for seed in seeds), *named[1 + len(seeds) :]]
+    return Sheet(title, columns, rows, notes)
 
 
 def varied_sheet(cells: Sequence[Cell], setting: str) -> Sheet:
@@ -66,7 +73,12 @@ def varied_sheet(cells: Sequence[Cell], setting: str) -> Sheet:
 
 
 def pairs_sheet(pairs: Sequence[Pair], setting: str | None, many: bool) -> Sheet:
-    """Every two arms against each other."""
+    """Every two arms against each other; of many, all against the first."""
+    arms = dict.fromkeys(arm for pair in pairs for arm in (pair.one.arm, pair.other.arm))
+    first = next(iter(arms))
+    many_arms = len(arms) > FEW
+    if many_arms:
+        pairs = [pair for pair in pairs if pair.one.arm == first]
     columns = ["difference", "survivors", f"with {DIVERGED}", "Fisher's p", "paired ± its error (n)", "sign-flip p"]
     rows = []
     for pair in pairs:
@@ -82,7 +94,9 @@ def pairs_sheet(pairs: Sequence[Pair], setting: str | None, many: bool) -> Sheet
         f"with the score they have; no sign-flip p here can be below {p_value(min(least, 1.0))}"
     ]
     named = ["task"] * many + [setting or ""] * (setting is not None)
-    return Sheet("every two arms", [*named, *columns], rows, notes)
+    if many_arms:
+        notes.append("every two arms are in study.json")
+    return Sheet(f"against {first}" if many_arms else "every two arms", [*named, *columns], rows, notes)
 
 
 def tasks_sheet(cells: Sequence[Cell], setting: str | None) -> Sheet:

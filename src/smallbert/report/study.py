@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from smallbert.files import write_json, write_text
 from smallbert.measuring.findings import (
     ENDS,
+    FEW,
     Cell,
     Convergence,
     Pair,
@@ -22,6 +23,7 @@ from smallbert.measuring.findings import (
 from smallbert.report.convergence import draw_study
 from smallbert.report.differences import draw_differences
 from smallbert.report.figure import to_png
+from smallbert.report.rows import draw_rows
 from smallbert.report.sheets import About, Sheet, pairs_sheet, seeds_sheet, tasks_sheet, varied_sheet
 
 
@@ -63,7 +65,7 @@ def to_markdown(report: Report, pictures: Sequence[str] = ()) -> str:
     """The whole report as one page."""
     about = report.about
     names = list(dict.fromkeys(name for name, _, _ in about.arms))
-    parts = [f"# Study of {', '.join(names)}", *report.sentences]
+    parts = [f"# Study of {', '.join(names) if len(names) <= FEW else f'{len(names)} recipes'}", *report.sentences]
     if about.command:
         parts.append(f"```bash\n{about.command}\n```")
     facts = [f"- model: {about.model}", f"- scores on {about.split}, 0 to 100"]
@@ -158,6 +160,8 @@ def _draw(report: Report, out: Path) -> list[str]:
         cells = [cell for cell in report.cells if cell.task == task]
         if sum(cell.all.n for cell in cells) > 1:
             name = re.sub(r"[^\w-]+", "_", f"{task}-{setting or 'seeds'}").strip("_") + ".png"
-            to_png(draw_study(cells, metric, setting, chance), out / name)
+            many = setting is None and len(cells) > FEW
+            figure = draw_rows(cells, metric) if many else draw_study(cells, metric, setting, chance)
+            to_png(figure, out / name)
             pictures.append(name)
     return pictures

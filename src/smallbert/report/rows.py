@@ -1,0 +1,42 @@
+"""The picture of a study of many arms: a row an arm, its name in full, every run as a dot and the mean of survivors."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from smallbert.measuring.findings import Cell
+from smallbert.report.figure import COLOURS, new_figure, strip_frame
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROW = 0.27  # inches an arm
+LETTER = 0.068  # inches of a name
+
+
+def draw_rows(cells: Sequence[Cell], metric: str) -> "Figure":
+    """The scores of one task's runs, arm below arm, with a line down from where the first arm stands."""
+    names = [cell.arm for cell in cells]
+    wide, high = 8.6, 0.9 + ROW * len(cells)
+    left = min(0.55, (0.3 + LETTER * max(map(len, names))) / wide)
+    figure = new_figure((wide, high))
+    axes = figure.add_axes((left, 0.35 / high, 0.97 - left, 1 - 0.85 / high))
+    for row, cell in enumerate(cells):
+        colour = COLOURS["ink" if row == 0 else "accent"]
+        for run in (run for run in cell.runs if run.score is not None):
+            bad = run.status == "diverged"
+            look: dict[str, Any] = {"marker": "x" if bad else "o", "markersize": 5 if bad else 4.5}
+            axes.plot(run.score, row, color=colour, alpha=0.8 if bad else 0.35, zorder=3, **look)
+        mean = cell.survivors
+        if mean.value is not None:
+            bars = {"xerr": [mean.sd or 0.0], "elinewidth": 1.1, "capsize": 2.5}
+            axes.errorbar(
+                [mean.value], [row], fmt="|", color=colour, markersize=11, markeredgewidth=2, zorder=4, **bars
+            )
+    if cells[0].survivors.value is not None:
+        axes.axvline(cells[0].survivors.value, color=COLOURS["muted"], linewidth=0.8, linestyle=(0, (3, 3)), zorder=1)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    strip_frame(axes, "x", f"{metric}, {cells[0].task}", 8.5)
+    crosses = " of survivors, x diverged" if any(cell.count("diverged") for cell in cells) else ""
+    axes.set_title(f"dots are runs, bars mean ± sd{crosses}", loc="right", fontsize=8, color=COLOURS["muted"])
+    return figure
