@@ -24,8 +24,9 @@
 #   Table 5, student  starts from the pretrained encoder                        starts from its teacher
 #
 # Pulls are divided by the number of weights, of which this model has a quarter, and have a fifteenth of the steps to work in:
-# what they leave differs, so that several are tried on SNLI. The same are: 10 % kept in every matrix of the layers, embeddings frozen, no weight decay, scores at 1e-2 from zero,
-# a cubic ramp, and a teacher with alpha 0.9 at temperature 2. One seed is run here.
+# what they leave differs, so that several are tried on SNLI. The same are: 10 % kept in every matrix of the layers, embeddings
+# frozen, no weight decay, scores at 1e-2 from zero, a cubic ramp, and a teacher with alpha 0.9 at temperature 2. One seed is
+# run here.
 set -e
 what=$1 model=$2 data=$3 out=$4 jobs=${5:-8} more=("${@:6}")
 study() { python3 -m smallbert study "$model" --data "$data" --jobs "$jobs" --out "$out/$what" "$@" "${more[@]}"; }
