@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from smallbert.errors import UserError
 from smallbert.model.anatomy import anatomy, layers, replace_module
-from smallbert.model.pooling import Pooler
 
 if TYPE_CHECKING:
     from smallbert.model.encoder import Encoder
@@ -34,7 +33,7 @@ def keep_layers(encoder: Encoder, kept: list[int]) -> None:
     if kinds is not None:
         config.layer_types = [kinds[place] for place in kept]
     setattr(config, row.count, len(kept))
-    poolers = [head for head in encoder.heads.values() if isinstance(head, Pooler)]
+    poolers: list[Any] = [head for head in encoder.heads.values() if hasattr(head, "reads")]
     for reader in (encoder.mixture, encoder.connections, *poolers):
         if reader is not None:
             reader.keep(kept)
