@@ -220,6 +220,7 @@ def test_with_real_weights_it_is_a_plain_model(encoder):
         assert plain.state_dict().keys() == encoder.state_dict().keys()
 
 
+@pytest.mark.slow
 def test_packed_numbers_are_written_as_onnx(encoder, tmp_path):
     if not all(map(find_spec, ("onnxscript", "onnxruntime"))):
         pytest.skip("onnx is not installed")
@@ -298,7 +299,9 @@ def test_smoothing_changes_nothing_but_where_outliers_are(family):
     if family != "modernbert":  # there a layer takes a division over and is smoothed itself
         for name, bounds in input_bounds(after, layers, texts).items():  # at one half both sides have one peak
             peaks, columns = bounds.abs().amax(0), after.get_submodule(name).weight.abs().amax(0)
-            torch.testing.assert_close(peaks, columns, atol=1e-4, rtol=1e-3)
+            used = peaks > 0  # a ReLU may let nothing of a feature through
+            assert used.sum() > len(used) / 2
+            torch.testing.assert_close(peaks[used], columns[used], atol=1e-4, rtol=1e-3)
 
 
 def _stack(encoder):

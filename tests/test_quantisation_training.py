@@ -161,13 +161,25 @@ def test_ternary_is_the_formula():
     assert errors[0] < 0.5 * errors[1]
 
 
-def test_training_with_rounding_beats_rounding_after_it():
+AWARE = ["quantize_aware(8)", "quantize_aware(2, activations=False)", "ternary", "binary"]
+
+
+@pytest.fixture(scope="module")
+def good():
+    """A toy task, and a toy model that is good at it."""
     task = toy_task("classify", 240)
-    good = run("train(epochs=6, batch=8, lr=0.003)", small(hidden_size=32), task).encoder
-    assert accuracy(good, task) > 95
-    for method in ("quantize_aware(8)", "quantize_aware(2, activations=False)", "ternary", "binary"):
-        outcome = run(f"{method} + distill + train(epochs=3, batch=8, lr=0.002)", good, task)
-        assert not outcome.diverged and accuracy(outcome.encoder, task) > 90, (method, outcome.notes)
+    encoder = run("train(epochs=6, batch=8, lr=0.003)", small(hidden_size=32), task).encoder
+    assert accuracy(encoder, task) > 95
+    return task, encoder
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(one, marks=() if one == "ternary" else pytest.mark.slow) for one in AWARE]
+)
+def test_training_with_rounding_keeps_what_was_learned(good, method):
+    task, encoder = good
+    outcome = run(f"{method} + distill + train(epochs=3, batch=8, lr=0.002)", encoder, task)
+    assert not outcome.diverged and accuracy(outcome.encoder, task) > 90, outcome.notes
 
 
 def test_same_seed_same_bits(encoder):
@@ -176,6 +188,8 @@ def test_same_seed_same_bits(encoder):
 
 
 # Mixed bits.
+
+OTHERS = ["modernbert", "deberta-v2"]  # of other attention than bert
 
 
 def test_the_top_eigenvalue_of_a_quadratic():
@@ -189,7 +203,7 @@ def test_the_top_eigenvalue_of_a_quadratic():
         assert top_eigenvalue(slopes, weights, 100, draw) == pytest.approx(values[0], rel=0.02)
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert", "deberta-v2"])
+@pytest.mark.parametrize("family", ["bert", *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])
 def test_curvature_is_that_of_the_whole_hessian(family):
     encoder = run(f"head | {SHORT}", small(family, layers=1), TASK).encoder
     name = next(n for n, p in encoder.named_parameters() if p.shape in ((16, 16), (48, 16)) and "backbone" in n)

@@ -407,6 +407,7 @@ def post(port: int, body, method: str = "POST", path: str = "/predict", **option
     return answer.status, json.loads(answer.read())
 
 
+@pytest.mark.slow
 def test_a_model_folder_is_exported_served_and_stopped(tmp_path):
     pytest.importorskip("onnxscript")
     task = toy_task("pair")
