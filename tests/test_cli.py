@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from smallbert import __version__
@@ -86,7 +87,7 @@ def test_help_is_fast_and_light():
     runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(2)]
     assert all(
         verb in runs[0].stdout
-        for verb in "list inspect finetune compress eval compare study report export demo".split()
+        for verb in "list inspect finetune compress eval compare study report export bench demo".split()
     )
     assert runs[0].stderr.split(maxsplit=1)[1] == "[]\n"
     assert min(float(run.stderr.split()[0]) for run in runs) < 0.5  # processor time: other programs do not count
@@ -98,7 +99,7 @@ def test_version_and_module(call):
     assert done.returncode == 2 and "Did you mean 'list'?" in done.stderr
 
 
-@pytest.mark.parametrize("verb", "list inspect finetune compress eval compare study report export demo".split())
+@pytest.mark.parametrize("verb", "list inspect finetune compress eval compare study report export bench demo".split())
 def test_every_verb_has_help_and_json(call, verb):
     code, out, _ = call(verb, "--help")
     assert code == 0 and "--json" in out
@@ -185,7 +186,7 @@ def test_export_onnx(call, tmp_path):
     save_folder(encoder, tmp_path / "model")
     code, out, _ = call("export", tmp_path / "model", "--to", "onnx", "--out", tmp_path / "onnx", "--json")
     found = json.loads(out)
-    assert code == 0 and found["checked"] >= 16 and found["difference"] < 1e-5
+    assert code == 0 and found["checked"] >= 64 and found["difference"] < 1e-5
     session = runtime.InferenceSession(tmp_path / "onnx" / "model.onnx")
     assert [one.name for one in session.get_inputs()] == ["input_ids", "attention_mask", "token_type_ids"]
     assert (tmp_path / "onnx" / "tokenizer.json").is_file()
@@ -196,8 +197,9 @@ def test_an_onnx_file_that_disagrees_is_not_kept(refused, model, tmp_path, monke
     pytest.importorskip("onnxscript")
     from smallbert import export
 
-    monkeypatch.setattr(export, "_write_onnx", lambda encoder, path: path.write_bytes(b"0"))
-    monkeypatch.setattr(export, "_session", lambda path: lambda inputs: inputs["input_ids"][..., None] * 1.0)
+    monkeypatch.setattr(export, "_write_onnx", lambda encoder, path: [path.write_bytes(b"0")])
+    wrong = lambda inputs: np.repeat(inputs["input_ids"][..., None] * 1.0, 16, -1)  # noqa: E731
+    monkeypatch.setattr(export, "_session", lambda path: wrong)
     assert "other scores" in refused("export", model, "--to", "onnx", "--out", tmp_path / "onnx", code=1)
     assert not list(tmp_path.iterdir())
 

@@ -32,9 +32,11 @@ RECIPES = {  # a method without a row is used as it stands
     "lottery": f"lottery(0.5, rounds=2, part={SHORT})",
     "magnitude": f"magnitude(0.5) + {SHORT}",
     "mark": "mark('here')",
+    "mixed_bits": "mixed_bits(2.5, batches=2, examples=4, rounds=4)",
     "movement": f"movement(0.5) + {SHORT}",
     "pretrain": f"pretrain({TEXT!r}, epochs=2, lr=0.001, batch=4, length=16)",
     "prune": "prune(0.5)",
+    "quantize_aware": f"quantize_aware(4, activations=False) + {SHORT}",
     "rpp": f"rpp(pull=10.0, steps=1) + {SHORT}",
     "second_order": f"second_order(0.5, events=2, gradients=8, block=8, examples=2, damp=1e-4) + {SHORT}",
     "smooth_movement": f"smooth_movement(0.5, window=1) + {SHORT}",
@@ -51,6 +53,7 @@ RECIPES = {  # a method without a row is used as it stands
 CHANGES_NO_WEIGHT = {"mark"}
 ALIKE = {"train", "repeat", "mark", "head"}  # leave behind what others leave too: fine-tuned, cut, or plain
 ALIKE |= {"movement", "soft_movement", "l0", "smooth_movement", "second_order", "rpp", "lottery"}  # as magnitude does
+ALIKE |= {"quantize_aware", "ternary", "binary", "mixed_bits"}  # as quantize does
 OTHER_MODEL = {"bilstm", "bottleneck"}  # put a model of another family in place of the encoder's
 ALIKE |= {"pretrain", "unlabelled", "augment"}  # as fine-tuning does
 EXPAND = {"repeat", "lottery"}  # stand for other methods, whose names the history has
@@ -75,6 +78,11 @@ CHAINS = [
     f"pool_layers(detach=True, tokens='mean') + {SHORT} | drop_layers(2) | {SHORT} | quantize",
     f"pool_layers('mix', beside=True, norm='feature') + magnitude(0.5) + {SHORT} | cut_to_mixture(0.6)",
     f"pool_layers(masked=False) | {SHORT} | pool_layers('attention', masked=False, detach=True) + {SHORT}",
+    f"finetune(epochs=1, batch=8) | mix_layers | magnitude(0.5) + quantize_aware + distill + {SHORT} | drop_layers(2)",
+    f"quantize(3, scope='group', group=5, feedback=True) | {SHORT} | drop_layers(2)",
+    f"drop_layers(2) + ternary(embeddings=8) + {SHORT} | finetune(epochs=1, batch=8)",
+    "gate_layers | codebook(3, embeddings=4) | finetune(epochs=1, batch=8) | drop_layers(2)",
+    "quantize(8, activations='static', smooth=0.5) | drop_layers(2)",
 ]
 
 
@@ -248,7 +256,7 @@ def test_chains(chain, kin, tmp_path):
         loaded = load_folder(tmp_path / name)
         check_equal(loaded, result)
         result = loaded
-    if "activations=True" not in chain:  # rounds its inputs by what is in the batch, and says so
+    if not any(getattr(module, "activations", False) for module in result.modules()):  # float noise moves a whole step
         check_company(result)
     assert is_same_state(run(chain, base_of(kin), TASK).encoder, result)
 

@@ -588,10 +588,7 @@ def test_every_method_works_or_refuses_where_there_is_no_attention(bilstm, train
         save_folder(result, tmp_path / name)
         assert torch.equal(scores_of(load_folder(tmp_path / name), TASK), scores_of(result, TASK))
     pruning = "magnitude movement soft_movement l0 smooth_movement second_order rpp prune lottery delete_information"
-    assert set(refused) == {
-        *pruning.split(),
-        "sparse",
-        "share_projections",
-    }  # an LSTM has no matrix in the anatomy table
+    refusing = {*pruning.split(), "sparse", "share_projections", "mixed_bits"}
+    assert set(refused) == refusing  # an LSTM has no matrix in the anatomy table
     with pytest.raises(UserError, match="no part 'q'"):
         bilstm.states(batch_of(bilstm, TASK), taps=("q",))

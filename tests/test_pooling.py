@@ -397,7 +397,7 @@ def test_onnx(form, tmp_path):
     encoder = run(form, small("bert", layers=2), toy_task("pair", 16)).encoder
     save_folder(encoder, tmp_path / "model")
     found = export_onnx(tmp_path / "model", tmp_path / "onnx")
-    assert found["checked"] == 16 and found["difference"] < 1e-4
+    assert found["checked"] >= 64 and found["difference"] < 1e-4
 
 
 # The paper's recipes and controls.

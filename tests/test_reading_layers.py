@@ -180,7 +180,7 @@ def test_what_reads_layers_can_be_saved_loaded_and_exported(recipe, tmp_path):
     with torch.no_grad():
         assert torch.equal(load_folder(tmp_path / "model").eval()(batch), encoder(batch))
     found = export_onnx(tmp_path / "model", tmp_path / "onnx")
-    assert found["checked"] == 16 and found["difference"] < 1e-4
+    assert found["checked"] >= 64 and found["difference"] < 1e-4
 
 
 def test_cutting_by_what_varies_from_text_to_text():

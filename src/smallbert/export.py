@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
-from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
-from smallbert.errors import RunError, UserError
-from smallbert.files import write_folder, write_json
-from smallbert.model.anatomy import anatomy
-from smallbert.model.batch import Batch
+from smallbert.data import longest_input
+from smallbert.errors import UserError
+from smallbert.files import write_folder, write_json, write_text
 from smallbert.model.encoder import HEAD, Encoder
-from smallbert.model.folders import load_folder, probe_batch, save_folder
-from smallbert.model.zeros import with_plain_linears
+from smallbert.model.folders import load_folder, save_folder
+from smallbert.model.quantised import StoredLinear, stored_parts, with_real_weights
+from smallbert.model.zeros import sparse_linears, with_plain_linears
+from smallbert.progress import saying
 
-# Lengths of the texts of each batch that is tried.
-CHECKS: tuple[tuple[int, ...], ...] = (
-    *((1,), (2,), (3, 2), (7,), (5, 9, 2), (8, 8), (11, 4, 6, 3), (16,)),
-    *((13, 2), (17, 16, 15), (24,), (21, 5), (32, 31), (29,), (48, 2, 17), (64, 33, 20, 9)),
-)
-FAR = 1e-3  # two scores farther apart than this are not the same
+if TYPE_CHECKING:
+    from smallbert.tasks import Task
 
 
 def export_hugging_face(folder: Path | str, out: Path | str) -> dict[str, Any]:
@@ -49,124 +37,149 @@ def export_hugging_face(folder: Path | str, out: Path | str) -> dict[str, Any]:
     return {"folder": str(out), "files": sorted(file.name for file in Path(out).iterdir())}
 
 
-def export_onnx(folder: Path | str, out: Path | str) -> dict[str, Any]:
-    """Write model.onnx with free batch size and length, tokenizer and labels beside it.
+def export_onnx(
+    folder: Path | str,
+    out: Path | str,
+    task: Task | None = None,
+    max_difference: float | None = None,
+    say: Any = None,
+) -> dict[str, Any]:
+    """Write model.onnx with free batch size and length, tokenizer, labels and a README beside it.
 
-    {"folder": "out", "bytes": 23019004, "checked": 16, "difference": 2.4e-07}
+    {"folder": "out", "bytes": 23019004, "checked": 97, "difference": 2.4e-07, "same": 1.0, "sway": 1e-08, …}
 
-    Where onnxruntime is installed, its scores are compared with the encoder's, and a file that disagrees is not kept.
+    What the model stores in few bits stays in few bits. Where onnxruntime is installed, its scores are compared with
+    the encoder's on texts of the task and others, and a file that disagrees is not kept.
     """
-    if find_spec("onnxscript") is None:
-        raise UserError("writing ONNX needs onnx and onnxscript; run: pip install -e '.[onnx]'")
-    encoder = with_plain_linears(load_folder(folder))
-    if any(getattr(module, "activations", False) for module in encoder.modules()):
-        raise UserError(
-            f"{folder} rounds its inputs to 8 bits (activations=True) as torch's CPU kernels do, which ONNX cannot say "
-            "in the same way; make it with quantize(8) alone to write it as ONNX"
-        )
-    with write_folder(_free(out)) as aside:
-        _write_onnx(encoder, aside / "model.onnx")
-        found = _check(encoder, aside / "model.onnx")
+    _check_installed()
+    encoder = load_folder(folder)
+    return _export(encoder, encoder, Path(folder).name, out, task, max_difference, say)
+
+
+def export_int8(
+    folder: Path | str,
+    out: Path | str,
+    task: Task | None = None,
+    max_difference: float | None = None,
+    say: Any = None,
+    calibrate: Task | None = None,
+) -> dict[str, Any]:
+    """The same with 8-bit weights, a scale a row, and products of whole numbers.
+
+    Inputs of layers are rounded by each call's range; given a task to calibrate on, by ranges found on training texts.
+    """
+    _check_installed()
+    encoder = load_folder(folder)
+    small = encoder if _is_int8(encoder) else make_int8(encoder, calibrate)
+    return _export(encoder, small, Path(folder).name, out, task, max_difference, say)
+
+
+def make_int8(encoder: Encoder, calibrate: Task | None = None) -> Encoder:
+    """A copy that stores 8-bit rows and rounds the inputs of its layers."""
+    from smallbert.methods import METHODS
+
+    method = METHODS["quantize"](bits=8, activations="static" if calibrate is not None else True)
+    plain = with_real_weights(with_plain_linears(encoder.copy()))
+    plan, small = method.plan(plain, calibrate), plain.copy()
+    small.apply_method(method, plan)
+    method.fill(small, plain, plan, calibrate, 0)
+    return small.eval()
+
+
+def _is_int8(encoder: Encoder) -> bool:
+    """Whether its layers multiply whole numbers as they are."""
+    from smallbert.onnxfile.store import as_integers
+
+    found = [part for part in stored_parts(encoder).values() if isinstance(part, StoredLinear)]
+    return bool(found) and all(part.activations and as_integers(part) for part in found)
+
+
+def _export(
+    encoder: Encoder,
+    small: Encoder,
+    title: str,
+    out: Path | str,
+    task: Task | None,
+    limit: float | None,
+    say: Any,
+) -> dict[str, Any]:
+    from smallbert.onnxfile.readme import make_readme
+    from smallbert.onnxfile.trace import input_names
+
+    say = say or (lambda *_: None)
+    rounds = any(getattr(part, "activations", False) for part in stored_parts(small).values())
+    with write_folder(_free(out)) as aside, saying(say):
+        say("tracing")
+        notes = _write_onnx(small, aside / "model.onnx")
+        say("checking")
+        found = _check(encoder, aside / "model.onnx", task, not rounds, limit, say)
         if encoder.tokenizer is not None:
             encoder.tokenizer.save_pretrained(aside)
-        about = {"inputs": list(_inputs(encoder)), "outputs": ["scores"], **found}
         head = encoder.head if HEAD in encoder.heads else None
-        write_json(aside / "export.json", {**about, "labels": head.labels if head else [], "kind": head and head.kind})
-    size = sum(file.stat().st_size for file in Path(out).glob("model.onnx*"))
-    return {"folder": str(out), "bytes": size, **found}
+        about = {
+            "inputs": input_names(encoder),
+            "outputs": ["scores"],
+            "length": longest_input(encoder),
+            "pad": encoder.backbone.config.pad_token_id or 0,
+            "labels": head.labels if head else [],
+            "kind": head and head.kind,
+            "precision": "int8" if rounds else "float32",
+            "bytes": sum(file.stat().st_size for file in aside.glob("model.onnx*")),
+            **found,
+            "notes": notes,
+        }
+        write_json(aside / "export.json", about)
+        write_text(aside / "README.md", make_readme(about, title))
+    return {"folder": str(out), **about}
 
 
-class _Plain(nn.Module):
-    """The encoder as a function of plain tensors."""
+def _write_onnx(encoder: Encoder, path: Path) -> list[str]:
+    """Write the file; gives what there is to say about it."""
+    import onnx
 
-    def __init__(self, encoder: Encoder):
-        super().__init__()
-        self.encoder = encoder
+    from smallbert.onnxfile.narrow import avoid_slow_fusions, narrow
+    from smallbert.onnxfile.store import as_integers, keep_few_bits
+    from smallbert.onnxfile.trace import trace
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        """Scores of padded texts."""
-        size, longest = input_ids.shape
-        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        place = torch.arange(longest).expand(size, -1)
-        return self.encoder(Batch(input_ids, types, place, attention_mask=attention_mask, size=size, longest=longest))
-
-
-def _inputs(encoder: Encoder, lengths: tuple[int, ...] = (6, 9)) -> dict[str, Tensor]:
-    """Random texts of these lengths, by the names of the inputs."""
-    batch = probe_batch(encoder, lengths)
-    mask = torch.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask
-    found = {"input_ids": batch.input_ids, "attention_mask": mask}
-    return found | ({"token_type_ids": batch.token_type_ids} if anatomy(encoder.backbone).token_types else {})
-
-
-def _write_onnx(encoder: Encoder, path: Path) -> None:
-    from torch.export import Dim
-
-    inputs = _inputs(encoder)
-    free = {0: Dim("batch"), 1: Dim("length", min=1, max=_longest(encoder))}
-    settings: dict[str, Any] = {"dynamo": True, "verbose": False, "output_names": ["scores"]}
-    try:
-        with _quietly():
-            program = torch.onnx.export(
-                _Plain(encoder.copy()).eval(),  # tracing leaves marks on what it walks through
-                tuple(inputs.values()),
-                input_names=list(inputs),
-                dynamic_shapes={name: free for name in inputs},
-                **settings,
-            )
-            program.save(path)  # type: ignore[union-attr]
-    except (RuntimeError, ValueError, NotImplementedError) as error:
-        reason = next((line for line in str(error).splitlines()[::-1] if "Error" in line), str(error).splitlines()[0])
-        raise RunError(f"torch could not write this {encoder.family} model as ONNX: {reason.strip()[:300]}") from error
+    notes = []
+    if sparse_linears(encoder):
+        notes.append("Zeros are written out: ONNX has no sparse products.")
+    encoder = with_plain_linears(encoder.copy())
+    # A pooler that waits for a head is in no graph.
+    parts = {name: part for name, part in stored_parts(encoder).items() if name.split(".")[0] != "pooler"}
+    if any(getattr(part, "activations", False) is True and not as_integers(part) for part in parts.values()):
+        notes.append("Inputs of layers are not rounded: no operator takes groups of weights or weights off centre.")
+    model = trace(with_real_weights(encoder.copy()))
+    narrow(model)
+    if parts:
+        kept = keep_few_bits(model, parts)
+        notes.append(f"{kept} of {len(parts)} matrices are stored in few bits, as in the model.")
+    avoid_slow_fusions(model)
+    onnx.save(model, str(path))
+    return notes
 
 
-def _longest(encoder: Encoder) -> int:
-    from smallbert.data import usable_length
-
-    wanted: Any = SimpleNamespace(length=10**6)  # a task that asks for as much as there is
-    return usable_length(encoder, None, wanted)
-
-
-def _check(encoder: Encoder, path: Path) -> dict[str, Any]:
-    """The largest difference between the file's scores and the encoder's over varied texts."""
+def _check(
+    encoder: Encoder, path: Path, task: Task | None, exact: bool, limit: float | None, say: Any
+) -> dict[str, Any]:
     if find_spec("onnxruntime") is None:
-        return {"checked": 0, "difference": None}
-    run, plain = _session(path), _Plain(encoder)
-    lengths = [tuple(min(one, _longest(encoder)) for one in some) for some in CHECKS]
-    worst = 0.0
-    for some in lengths:
-        inputs = _inputs(encoder, some)
-        with torch.inference_mode():
-            wanted = plain(**inputs)
-        given = run({name: tensor.numpy() for name, tensor in inputs.items()})
-        real = inputs["attention_mask"] > 0
-        difference = (torch.from_numpy(given) - wanted).abs()
-        worst = max(worst, float((difference if difference.dim() == 2 else difference[real]).max()))
-    if not worst <= FAR:
-        raise RunError(f"the ONNX file gives other scores than the encoder (by {worst:.2g}), so it was not kept")
-    return {"checked": len(lengths), "difference": worst}
+        return {"checked": 0, "difference": None, "same": None, "sway": None}
+    from smallbert.onnxfile.check import compare, must_agree, varied_batches
+
+    found = compare(encoder, _session(path), varied_batches(encoder, task), say)
+    must_agree(found, exact, limit)
+    return found
 
 
-def _session(path: Path) -> Callable[[dict[str, Any]], Any]:
-    import onnxruntime
+def _session(path: Path) -> Any:
+    from smallbert.onnxfile.check import open_session
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return lambda inputs: session.run(None, inputs)[0]
+    return open_session(path)
 
 
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the exporter's own talk on stdout and in logs: what matters of it comes as an error."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with redirect_stdout(StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
+def _check_installed() -> None:
+    if find_spec("onnxscript") is None:
+        raise UserError("writing ONNX needs onnx and onnxscript; run: pip install -e '.[onnx]'")
 
 
 def _free(out: Path | str) -> Path:

@@ -18,6 +18,7 @@ from smallbert.model.encoder import Encoder, fingerprint
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.zeros import sparse_linears
 from smallbert.processes import processes
+from smallbert.progress import saying
 from smallbert.recipe import Recipe
 from smallbert.training.loop import CHECKPOINT_SECONDS, train
 from smallbert.training.phase import Phase
@@ -185,8 +186,9 @@ def _run_phase(
         for method in methods:
             method.take_over(taken)
         return outcome
-    for method in sorted(methods, key=lambda method: method.stage):
-        encoder = _change(encoder, method, setting)
+    with saying(setting.say):
+        for method in sorted(methods, key=lambda method: method.stage):
+            encoder = _change(encoder, method, setting)
     if trains and not any(method.is_train_setting for method in methods):
         methods = (*methods, METHODS["train"]())
     # A later phase must not see the same order of examples and the same dropout again.

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from smallbert.cli import errors, features, looking, making, probing, studying, tuning
+from smallbert.cli import benching, errors, features, looking, making, probing, serving, studying, tuning
 from smallbert.cli.options import COMMAND
 from smallbert.errors import RunError, UserError
 
@@ -42,6 +42,8 @@ for _verb in (
     looking.report,
     looking.inspect,
     looking.export,
+    benching.bench,
+    serving.serve,
     looking.list_,
 ):
     app.command({"evaluate": "eval", "list_": "list"}.get(_verb.__name__, _verb.__name__))(_verb)

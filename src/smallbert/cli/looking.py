@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from smallbert.cli.options import Json, Limits, Model, Out, print_json, progress
+from smallbert.cli.options import Data, Json, Kind, Label, Limits, Model, Out, Pair, Text, print_json, progress
 from smallbert.errors import UserError
 
 
@@ -89,26 +89,70 @@ def report(
 
 def export(
     folder: Model,
-    to: Annotated[str, typer.Option("--to", help="hf (a plain Hugging Face folder) or onnx.")],
+    to: Annotated[str, typer.Option("--to", help="hf (a plain Hugging Face folder), onnx or onnx-int8.")],
     out: Out,
+    task: Annotated[
+        str | None, typer.Option("--task", help="Compare on texts of this task too; else on sentences of our own.")
+    ] = None,
+    calibrate: Annotated[
+        str | None, typer.Option("--calibrate", help="onnx-int8: fixed ranges, found on training texts of this task.")
+    ] = None,
+    max_difference: Annotated[
+        float | None,
+        typer.Option(
+            "--max-difference", help="How far scores (onnx, 0.001) or probabilities (int8, 0.5) may be apart."
+        ),
+    ] = None,
+    data: Data = None,
+    text: Text = None,
+    pair: Pair = None,
+    label: Label = None,
+    kind: Kind = None,
     json: Json = False,
 ) -> None:
     """Hand a model over to other programs, checked to give the same scores there."""
     with progress() as say:
         say("exporting")
-        if to not in ("hf", "onnx"):
-            raise UserError(f"--to was given {to!r}; write hf or onnx")
+        if to not in ("hf", "onnx", "onnx-int8"):
+            raise UserError(f"--to was given {to!r}; write hf or onnx or onnx-int8")
+        if calibrate is not None and to != "onnx-int8":
+            raise UserError(f"--calibrate finds ranges for 8-bit products; write --to onnx-int8, not {to}")
+        if max_difference is not None and max_difference <= 0:
+            raise UserError(f"--max-difference was given {max_difference:g}; write a number above 0, such as 0.1")
         from smallbert import export as writing
+        from smallbert import make
         from smallbert.sources import find_model
 
-        write = {"hf": writing.export_hugging_face, "onnx": writing.export_onnx}[to]
-        found = write(find_model(folder, say.line), out)
+        found_at = find_model(folder, say.line)
+        if to == "hf":
+            found = writing.export_hugging_face(found_at, out)
+        else:
+            columns = {"text": text, "pair": pair, "label": label, "kind": kind}
+            names = dict.fromkeys(name for name in (task, calibrate) if name)
+            tasks = {name: make.task_from(name, data, None, say.line, **columns) for name in names}
+            settings: dict[str, Any] = {
+                "task": tasks.get(task or calibrate or ""),
+                "max_difference": max_difference,
+                "say": say,
+            }
+            if to == "onnx":
+                found = writing.export_onnx(found_at, out, **settings)
+            else:
+                found = writing.export_int8(found_at, out, **settings, calibrate=tasks.get(calibrate or ""))
         if json:
             return print_json(found)
         say.show(f"The model is in {out}")
-        if to == "onnx":
-            checked = f"largest difference {found['difference']:.1e} over {found['checked']} batches"
-            say.show(checked if found["checked"] else "not checked: onnxruntime is not installed")
+        if to != "hf":
+            say.show(_agreement(found), *found["notes"])
+
+
+def _agreement(found: dict[str, Any]) -> str:
+    if not found["checked"]:
+        return "not checked: onnxruntime is not installed"
+    same = "" if found["same"] is None else f", {found['same']:.1%} of predictions the same, "
+    sway = f"; sway {found['sway']:.1e}" if found["same"] is None else f"probabilities within {found['sway']:.1e}"
+    checked = f"largest difference {found['difference']:.1e} over {found['checked']} texts"
+    return f"{found['bytes'] / 1e6:,.1f} MB, {found['precision']}; {checked}{same}{sway}"
 
 
 _COLUMNS = {

@@ -21,6 +21,7 @@ from smallbert.model.anatomy import anatomy, layers, linears
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder
 from smallbert.model.folders import probe_batch
+from smallbert.model.quantised import packed_parts
 from smallbert.model.zeros import sparse_linears
 
 LEAST = 20  # timed rounds, however slow the model
@@ -98,6 +99,7 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
         if isinstance(tensor, nn.Parameter) or (tensor.dim() > 1 and tensor.dtype != torch.bool):
             unique.setdefault(id(tensor), (name, tensor))
     unique |= {id(part): (f"{name}.weight", part.weight) for name, part in sparse_linears(module).items()}
+    unique |= {id(part): (f"{name}.weight", part.real()) for name, part in packed_parts(module).items()}
     return dict(unique.values())
 
 
@@ -159,7 +161,7 @@ def measure_latencies(
             ready = {name: stack.enter_context(_ready(encoder)) for name, encoder in encoders.items()}
             calls = {name: partial(one, _texts(one, length, batch)) for name, one in ready.items()}
             with torch.inference_mode():  # only now: weights copied in it could not be used outside of it
-                times = _take_turns(calls, seconds * len(calls), repeats, warm)
+                times = take_turns(calls, seconds * len(calls), repeats, warm)
             sparse = {name: _sparse_products(one) for name, one in ready.items()}
     finally:
         torch.set_num_threads(threads_before)
@@ -199,12 +201,12 @@ def measure_throughput(
         torch.cuda.synchronize()
 
     with torch.inference_mode():
-        taken = _take_turns({"": call}, seconds, repeats, WARM)[""]
+        taken = take_turns({"": call}, seconds, repeats, WARM)[""]
     facts = {"batch": batch, "length": length, "precision": "bfloat16", "device": torch.cuda.get_device_name()}
     return {"examples_per_second": batch / float(np.median(taken)), **facts, "repeats": len(taken)}
 
 
-def _take_turns(
+def take_turns(
     calls: Mapping[str, Callable[[], object]], seconds: float, repeats: int | None, warm: int
 ) -> dict[str, np.ndarray]:
     """Call each in turn, again and again, and give the seconds that every single call took."""

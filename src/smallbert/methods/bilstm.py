@@ -40,7 +40,7 @@ class Bilstm(Method):
         kind = encoder.head.kind if HEAD in encoder.heads else getattr(task, "kind", "classify")
         pairs = task is not None and task.split("train").pairs is not None if self.pairs is None else self.pairs
         old, end = encoder.backbone.config, getattr(encoder.tokenizer, "sep_token_id", None)
-        table: Any = words(encoder.backbone).weight
+        table: Any = words(encoder.backbone)
         reads = READS.get(kind, "pair" if pairs else "text")
         if reads == "pair" and end is None:
             raise UserError(
@@ -48,7 +48,7 @@ class Bilstm(Method):
             )
         config = BilstmConfig(
             vocab_size=old.vocab_size,
-            embedding_size=self.embed or (300 if self.words == "new" else table.shape[1]),
+            embedding_size=self.embed or (300 if self.words == "new" else table.embedding_dim),
             lstm_size=self.width,
             lstm_layers=self.layers,
             hidden_size=self.inner,

@@ -1,135 +1,124 @@
-"""Weights as 8-bit whole numbers, embeddings included: a quarter of the bytes; int8 arithmetic on CPU if asked for."""
+"""Weights in few bits, embeddings included, without training; int8 arithmetic on CPU if asked for.
 
-import copy
-import warnings
+quantize(8)                                     a quarter of the bytes
+quantize(8, activations=True)                   inputs rounded call by call: int8 products on a CPU
+quantize(8, activations="static", smooth=0.5)   by ranges found on training texts, outliers moved into weights
+quantize(3, scope="group", search=True, feedback=True)      GPTQ: later columns make up for the rounding of earlier ones
+"""
+
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
+from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.anatomy import replace_module
+from smallbert.model.feedback import round_with_feedback
+from smallbert.model.quantised import Activations, WholeEmbedding, WholeLinear, roundable
+from smallbert.model.rounding import Grid, Scope, encode, fit
+from smallbert.model.smoothing import smooth, smoothable
+from smallbert.progress import tell
+from smallbert.training.calibrate import draw_texts, input_bounds, input_products, whole_range
 
-TOP = 127
-# torch's own int8 products for CPUs; without them the same rounding is done in floating point, at its speed.
-WHOLE_KERNELS = hasattr(torch.ops.quantized, "linear_dynamic") and hasattr(torch, "_make_per_channel_quantized_tensor")
+Bits = Literal[8, 4, 3, 2, 1]
 
 
 class Quantize(Method):
-    """Store weights, embeddings included, as 8-bit whole numbers with one scale a row."""
+    """Store weights, embeddings included, as whole numbers of 8, 4, 3, 2 or 1 bits."""
 
     stage: ClassVar[int] = 50
 
-    bits: Literal[8] = 8
-    activations: bool = False
+    bits: Bits = 8
+    activations: Activations = False  # round inputs to 8 bits too: True call by call, "static" by ranges of train
+    scope: Scope = "row"  # what shares a scale
+    group: int = 64
+    symmetric: bool = True
+    embeddings: Bits | None = None  # None: as many bits as the layers
+    search: bool = False  # for each scale, of which rounding is nearest, instead of that which holds the largest number
+    feedback: bool = False
+    smooth: float = 0.0
+    texts: int = 128  # of train, that ranges and feedback are found on
+
+    def check(self) -> None:
+        """Settings that fit each other."""
+        check_grid(self)
+        if not 0 <= self.smooth < 1 or (self.smooth and not self.activations):
+            raise UserError(
+                f"{self.name}: smooth is a strength from 0 to below 1, and helps to round inputs, so that it needs "
+                f"activations=True or activations='static'; {self.smooth} and {self.activations!r} were given"
+            )
+        if self.texts < 1:
+            raise UserError(f"{self.name}: texts is how many texts are looked at, 1 or more, not {self.texts}")
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
-        """Every linear layer and embedding table but the last layer of a head and small position biases."""
-        names = [
-            name
-            for name, module in encoder.named_modules()
-            if (type(module) is nn.Linear and not name.endswith(".out"))
-            or (type(module) is nn.Embedding and ".embeddings." in f".{name}.")
-        ]
-        return {"modules": [name for name in names if not _is_small(encoder.get_submodule(name))]}
+        """What is stored small, and which layers can be smoothed."""
+        plan: dict[str, Any] = {"modules": some_roundable(encoder, self.name)}
+        if self.smooth:
+            plan["smoothed"] = [pair for pair in smoothable(encoder) if pair["layer"] in plan["modules"]]
+        return plan
 
     def build(self, encoder: Any, plan: dict[str, Any]) -> None:
-        """Put empty 8-bit modules in their places."""
+        """Put empty modules of few bits in their places."""
         for name in plan["modules"]:
             old = encoder.get_submodule(name)
-            new = WholeEmbedding(old) if isinstance(old, nn.Embedding) else WholeLinear(old, self.activations)
+            grid = self.grid_of(old, plan.get("bits", {}).get(name))
+            table = isinstance(old, nn.Embedding)
+            new = WholeEmbedding(old, grid) if table else WholeLinear(old, self.activations, grid)
             replace_module(encoder, name, new.to(encoder.device))
 
+    def grid_of(self, module: nn.Module, bits: int | None = None) -> Grid:
+        """How a module's matrix is rounded, to its own number of bits where it has one."""
+        mine = (isinstance(module, nn.Embedding) and self.embeddings) or self.bits
+        return Grid(bits or mine, self.scope, self.group, self.symmetric)
+
     def fill(self, encoder: Any, before: Any, plan: dict[str, Any], task: Any, seed: int) -> None:
-        """Round to nearest, each row by its own largest weight."""
-        for name in plan["modules"]:
-            old, new = before.get_submodule(name), encoder.get_submodule(name)
-            scale = old.weight.detach().abs().amax(1).clamp(min=1e-12) / TOP
-            new.weight.copy_((old.weight.detach() / scale[:, None]).round().clamp(-TOP, TOP))
-            new.scale.copy_(scale)
+        """Smooth, look at inputs and round, as far as each is asked for."""
+        layers = [name for name in plan["modules"] if isinstance(encoder.get_submodule(name), WholeLinear)]
+        looks = self.feedback or self.activations == "static" or plan.get("smoothed")
+        batches = draw_texts(before, task, self.texts, seed, self.name) if looks else []
+        if plan.get("smoothed"):
+            before = before.copy()
+            bounds = input_bounds(before, [pair["layer"] for pair in plan["smoothed"]], batches)
+            smooth(before, plan["smoothed"], bounds, self.smooth)
+            with torch.no_grad():
+                for name, parameter in encoder.named_parameters():
+                    parameter.copy_(before.get_parameter(name))
+        if self.activations == "static":
+            set_ranges(encoder, {n: whole_range(b) for n, b in input_bounds(before, layers, batches).items()})
+        products = input_products(before, layers, batches) if self.feedback else {}
+        for number, name in enumerate(plan["modules"]):
+            module, weight = encoder.get_submodule(name), before.get_submodule(name).weight.detach()
+            scales = fit(weight, module.grid, self.search)
+            if name in products:
+                codes = round_with_feedback(weight, products[name], scales, module.grid)
+            else:
+                codes = encode(weight, scales, module.grid)
+            module.write(codes, *scales)
+            tell("rounding", number + 1, len(plan["modules"]))
 
 
-def _is_small(module: Any) -> bool:
-    return module.weight.numel() < 256
+def check_grid(method: Any) -> None:
+    """Refuse a grid that cannot be."""
+    if method.group < 1:
+        raise UserError(f"{method.name}: group is how many numbers of a row share a scale, not {method.group}")
+    few = 1 in (method.bits, method.embeddings)
+    if few and not method.symmetric:
+        raise UserError(f"{method.name}: one bit is a sign, so that it is symmetric; leave symmetric=False out")
 
 
-class WholeEmbedding(nn.Module):
-    """An embedding table of 8-bit whole numbers; a row is made real when it is looked up."""
-
-    weight: Tensor
-    scale: Tensor
-
-    def __init__(self, old: nn.Embedding):
-        """An empty table of the same shape."""
-        super().__init__()
-        self.register_buffer("weight", torch.zeros(old.weight.shape, dtype=torch.int8))
-        self.register_buffer("scale", torch.zeros(len(old.weight)))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Look rows up."""
-        return self.weight[ids].to(self.scale.dtype) * self.scale[ids][..., None]
+def some_roundable(encoder: Any, method: str) -> list[str]:
+    """The modules whose matrices can be rounded; where there are none, a sentence that says so."""
+    if names := roundable(encoder):
+        return names
+    raise UserError(
+        f"{method}: this {encoder.family} model has no real-valued matrix left to round; it is stored in few bits "
+        "already, so start from the model before that"
+    )
 
 
-class WholeLinear(nn.Module):
-    """A linear layer of 8-bit whole numbers.
-
-    In evaluation the real weights are made once and kept beside the small ones; with `activations` the inputs are
-    rounded to 8 bits too, and a CPU then multiplies whole numbers, which is faster.
-    """
-
-    weight: Tensor
-    scale: Tensor
-
-    def __init__(self, old: nn.Linear, activations: bool):
-        """An empty layer of the same shape; the bias stays as it was."""
-        super().__init__()
-        self.in_features, self.out_features, self.activations = old.in_features, old.out_features, activations
-        self.register_buffer("weight", torch.zeros(old.weight.shape, dtype=torch.int8))
-        self.register_buffer("scale", torch.zeros(old.out_features))
-        self.bias = old.bias
-        self._kept: tuple[Any, Any] = (None, None)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Multiply."""
-        if self.activations:
-            if WHOLE_KERNELS and not self.training and not inputs.is_cuda and not torch.compiler.is_exporting():
-                return torch.ops.quantized.linear_dynamic(inputs.float(), self._keep("packed", self._pack), True)
-            inputs = _round_inputs(inputs)
-        weight = self._real() if self.training else self._keep("real", self._real)
-        return functional.linear(inputs, weight, self.bias)
-
-    def _real(self) -> Tensor:
-        return self.weight.to(self.scale.dtype) * self.scale[:, None]
-
-    def _pack(self) -> Any:
-        zeros = torch.zeros(self.out_features, dtype=torch.long)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch means to drop these tensors one day; WHOLE_KERNELS watches for it
-            whole = torch._make_per_channel_quantized_tensor(self.weight, self.scale.double(), zeros, 0)
-        return torch.ops.quantized.linear_prepack(whole, None if self.bias is None else self.bias.detach())
-
-    def _keep(self, kind: str, make: Any) -> Any:
-        """Made once, and again only when the weights have changed or moved."""
-        bias = 0 if self.bias is None else self.bias._version
-        key = (kind, self.weight.device, self.weight._version, self.scale._version, bias)
-        if self._kept[0] != key:
-            with torch.inference_mode(False), torch.no_grad():  # what is kept must serve later calls of either mode
-                self._kept = (key, make())
-        return self._kept[1]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "WholeLinear":
-        new = self.__class__.__new__(self.__class__)
-        memo[id(self)] = new
-        new.__dict__.update({k: copy.deepcopy(v, memo) for k, v in self.__dict__.items() if k != "_kept"})
-        new._kept = (None, None)
-        return new
-
-
-def _round_inputs(inputs: Tensor) -> Tensor:
-    """What rounding the inputs of one call to 8 bits does to them; the gradient passes straight through."""
+def set_ranges(encoder: Any, ranges: dict[str, torch.Tensor]) -> None:
+    """Write the range of inputs into each layer."""
     with torch.no_grad():
-        low, high = inputs.amin().clamp(max=0), inputs.amax().clamp(min=0)
-        step = ((high - low) / TOP).clamp(min=1e-12)  # seven bits, as the CPU kernels take them
-        rounded = ((inputs - low) / step).round() * step + low
-    return inputs + (rounded - inputs).detach()
+        for name, found in ranges.items():
+            encoder.get_submodule(name).input_range.copy_(found)

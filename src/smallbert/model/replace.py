@@ -135,9 +135,9 @@ def _trim_heads(encoder: Encoder, heads: int, size: int) -> None:
 
 def reduced_words(encoder: Encoder, size: int) -> Tensor:
     """The word embeddings in `size` numbers each: as they are, or their main directions (PCA without centring)."""
-    table: Any = words(encoder.backbone).weight
+    table: Any = getattr(words(encoder.backbone), "weight", None)
     if not isinstance(table, nn.Parameter):
-        raise UserError("the word embeddings are stored in 8 bits already; put quantize behind the student")
+        raise UserError("the word embeddings are stored in few bits already; put what rounds them behind the student")
     table = table.detach().float()
     if size > table.shape[1]:
         raise UserError(f"the teacher's words have {table.shape[1]} numbers each, which cannot become {size}")

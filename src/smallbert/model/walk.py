@@ -219,7 +219,7 @@ def _plain_arguments(backbone: Any, batch: Batch, hidden: Tensor) -> Arguments:
 def _mpnet_arguments(backbone: Any, batch: Batch, hidden: Tensor) -> Arguments:
     place = batch.position_ids[0]  # the model's own function would go by way of the CPU, which no graph can record
     bucket = backbone.encoder.relative_position_bucket(place[None, :] - place[:, None])
-    bias = backbone.encoder.relative_attention_bias(bucket).permute(2, 0, 1)[None].expand(len(hidden), -1, -1, -1)
+    bias = backbone.encoder.relative_attention_bias(bucket).permute(2, 0, 1)[None].expand(hidden.shape[0], -1, -1, -1)
     mask = torch.zeros_like(batch.input_ids, dtype=hidden.dtype)
     if batch.attention_mask is not None:
         mask = mask.masked_fill(batch.attention_mask == 0, torch.finfo(hidden.dtype).min)

@@ -16,8 +16,9 @@ from smallbert.errors import UserError
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder, Seen
 from smallbert.model.heads import losses
+from smallbert.model.quantised import StoredEmbedding
 from smallbert.model.walk import Route, States
-from smallbert.training.precision import round_weights
+from smallbert.training.precision import HALF, round_weights
 from smallbert.training.schedule import Schedule, constant
 from smallbert.training.teachers import Teachers, view_of
 
@@ -63,6 +64,7 @@ class Phase:
         self.clipped_apart: set[nn.Parameter] = set()  # what a method clips by itself
         self.taps: set[str] = set()
         self._route: Route | None = None
+        self.batch: Batch | None = None  # what the encoder looks at just now
         self.step, self.total = 0, 0
         self.world = 1
         self.notes: list[str] = []
@@ -200,7 +202,7 @@ class Phase:
 
     def look_at(self, batches: dict[str, Batch]) -> Step:
         """Run the encoder over a batch, with the weights as this phase wants them seen."""
-        batch = self.encoder.as_read(batches[STUDENT])
+        batch = self.batch = self.encoder.as_read(batches[STUDENT])
         with self.as_seen(runs=batch.hidden is None), torch.autocast(self.device.type, enabled=False):
             states = self.encoder.states(batch, tuple(sorted(self.taps)), self.route)
             return Step(self, {**batches, STUDENT: batch}, states, self.encoder.read(states, batch, self.head))
@@ -257,12 +259,17 @@ class Phase:
             made = round_weights({name: one for name, one in stored.items() if one not in own} | made)
         new = {stored[name]: weight for name, weight in made.items()}
         owners = [module._parameters for module in self.encoder.modules()] if new else []
+        tables = [one for one in self.encoder.modules() if self.half and isinstance(one, StoredEmbedding)]
         places = [(owner, key, one) for owner in owners for key, one in owner.items() if one is not None and one in new]
         try:
             for owner, key, parameter in places:
                 owner[key] = new[parameter]  # type: ignore[assignment]
+            for table in tables:
+                table.seen_as = HALF
             yield
         finally:
+            for table in tables:
+                table.seen_as = None
             for owner, key, parameter in places:
                 owner[key] = parameter
 

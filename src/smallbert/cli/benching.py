@@ -1,0 +1,80 @@
+"""The verb that times models side by side: bench."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from smallbert.cli.options import Data, Json, Kind, Label, Pair, Text, print_json, progress, read_numbers
+from smallbert.errors import UserError
+
+
+def bench(
+    folders: Annotated[list[str], typer.Argument(help="Models: ours, Hugging Face's, or ONNX exports.")],
+    variants: Annotated[
+        str | None, typer.Option("--variants", help="Exports of the first to try too: onnx,onnx-int8.")
+    ] = None,
+    batch: Annotated[str, typer.Option("--batch", help="Texts at once; several with commas.")] = "1",
+    length: Annotated[str, typer.Option("--length", help="Tokens a text; several with commas.")] = "32",
+    threads: Annotated[str, typer.Option("--threads", help="Threads; several with commas.")] = "1",
+    seconds: Annotated[float, typer.Option("--seconds", help="For each model at each setting.", min=0)] = 2.0,
+    task: Annotated[str | None, typer.Option("--task", help="Score them too, on this task.")] = None,
+    split: Annotated[str, typer.Option("--split", help="On which examples: train, dev or test.")] = "dev",
+    max_drop: Annotated[
+        float | None,
+        typer.Option("--max-drop", help="Choose the fastest that loses at most so many points.", min=0),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", help="A folder for the record, the picture and the exports.")
+    ] = None,
+    data: Data = None,
+    text: Text = None,
+    pair: Pair = None,
+    label: Label = None,
+    kind: Kind = None,
+    json: Json = False,
+) -> None:
+    """Time models in turns, and choose the fastest that holds the score."""
+    settings = {
+        name: read_numbers(given, f"--{option}")
+        for name, option, given in (
+            ("batches", "batch", batch),
+            ("lengths", "length", length),
+            ("threads", "threads", threads),
+        )
+    }
+    if min(min(each) for each in settings.values()) < 1:
+        raise UserError("--batch, --length and --threads count from 1")
+    if max_drop is not None and task is None:
+        raise UserError("--max-drop needs scores to hold: give --task, such as --task sst2")
+    with progress() as say, ExitStack() as stack:
+        say("starting")
+        from smallbert import make
+        from smallbert.bench.run import bench as run_bench
+        from smallbert.bench.variants import make_variants, read_variant
+        from smallbert.files import write_json
+        from smallbert.report.benching import bench_table, draw_bench
+
+        read = None
+        if task is not None:
+            read = make.task_from(task, data, None, say.line, text=text, pair=pair, label=label, kind=kind)
+            read.split(split)
+        models = [read_variant(folder) for folder in folders]
+        if variants:
+            into = Path(out) if out else Path(stack.enter_context(TemporaryDirectory()))
+            models += make_variants(folders[0], variants.split(","), into, say)
+        record = run_bench(models, **settings, seconds=seconds, task=read, split=split, max_drop=max_drop, say=say)
+        if out:
+            write_json(Path(out) / "bench.json", record)
+            draw_bench(record, Path(out) / "bench.png")
+        if json:
+            return print_json(record)
+        say.show(bench_table(record))
+        if record["choice"]:
+            say.show(record["choice"]["sentence"])
+        if out:
+            say.show(f"The record and the picture are in {out}")

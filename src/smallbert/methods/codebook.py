@@ -1,0 +1,107 @@
+"""A dictionary of weights (GOBO, Zadeh et al. 2020): each names one of 2^bits centroids, and the few outliers stay.
+
+A weight is an outlier if it lies further than `outliers` standard deviations from the mean of its matrix. The paper
+says a log-density below -4, which depends on the unit: at BERT's usual deviation of 0.04 it is 3.55 deviations. The
+others are sorted into 2^bits bins of equal count; then each goes to the nearest centroid and each centroid to the mean
+of its bin, as long as the sum of distances falls (L1, where k-means would look at squares and go on for longer).
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from smallbert.errors import UserError
+from smallbert.methods import Method
+from smallbert.methods.quantize import some_roundable
+from smallbert.model.anatomy import replace_module
+from smallbert.model.quantised import BookEmbedding, BookLinear
+from smallbert.progress import tell
+
+Few = Literal[8, 6, 5, 4, 3, 2]
+MOST = 100  # rounds, of which about seven are needed
+
+
+class Codebook(Method):
+    """Store each matrix as a few centroids, which of them each weight is, and its outliers."""
+
+    bits: Few = 3
+    embeddings: Few | None = None  # None: as many bits as the layers
+    outliers: float = 3.55  # standard deviations beyond which a weight stays as it is
+
+    def check(self) -> None:
+        """A distance."""
+        if self.outliers <= 0:
+            raise UserError(f"{self.name}: outliers is a number of standard deviations above 0, not {self.outliers}")
+
+    def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
+        """What is stored so, and how many outliers each has."""
+        names = some_roundable(encoder, self.name)
+        counts = {name: int(find_outliers(encoder.get_submodule(name).weight, self.outliers).sum()) for name in names}
+        return {"outliers": counts}
+
+    def build(self, encoder: Any, plan: dict[str, Any]) -> None:
+        """Put empty modules in their places."""
+        for name, count in plan["outliers"].items():
+            old = encoder.get_submodule(name)
+            table = isinstance(old, nn.Embedding)
+            bits = (table and self.embeddings) or self.bits
+            new = BookEmbedding(old, bits, count) if table else BookLinear(old, bits, count)
+            replace_module(encoder, name, new.to(encoder.device))
+
+    def fill(self, encoder: Any, before: Any, plan: dict[str, Any], task: Any, seed: int) -> None:
+        """Find the centroids of each matrix."""
+        for number, name in enumerate(plan["outliers"]):
+            weight, module = before.get_submodule(name).weight.detach(), encoder.get_submodule(name)
+            apart = find_outliers(weight, self.outliers)
+            table = find_centroids(weight[~apart], module.bits)
+            places = apart.flatten().nonzero()[:, 0]
+            module.write(nearest(weight, table), table, places, weight.flatten()[places])
+            tell("codebook", number + 1, len(plan["outliers"]))
+
+
+def find_outliers(weight: Tensor, deviations: float) -> Tensor:
+    """Which numbers lie further than so many standard deviations from the mean."""
+    weight = weight.detach()
+    return (weight - weight.mean()).abs() > deviations * weight.std(correction=0)
+
+
+def find_centroids(values: Tensor, bits: int) -> Tensor:
+    """2^bits centroids, in rising order, by means of bins until the sum of distances no longer falls.
+
+    Values are sorted once; a bin is then a stretch of them, and running sums give its mean and its distances.
+    """
+    ordered = np.sort(values.detach().flatten().cpu().double().numpy())
+    sums = np.concatenate([[0.0], np.cumsum(ordered)])
+    edges = np.linspace(0, len(ordered), 2**bits + 1).round().astype(np.int64)
+    centroids = _means(sums, edges, np.zeros(2**bits))
+    best, least = centroids, np.inf
+    for _ in range(MOST):
+        edges = np.searchsorted(ordered, (centroids[1:] + centroids[:-1]) / 2)
+        edges = np.concatenate([[0], edges, [len(ordered)]])
+        error = _distances(ordered, sums, edges, centroids)
+        if error >= least:
+            break
+        best, least = centroids, error
+        centroids = _means(sums, edges, centroids)
+    return torch.from_numpy(best).to(values.device, values.dtype)
+
+
+def _means(sums: np.ndarray, edges: np.ndarray, empty: np.ndarray) -> np.ndarray:
+    """The mean of each stretch; one without a number keeps what it had."""
+    counts = np.diff(edges)
+    return np.where(counts > 0, np.diff(sums[edges]) / np.maximum(counts, 1), empty)
+
+
+def _distances(ordered: np.ndarray, sums: np.ndarray, edges: np.ndarray, centroids: np.ndarray) -> float:
+    """The sum over all numbers of how far each is from the centroid of its stretch."""
+    middle = np.clip(np.searchsorted(ordered, centroids), edges[:-1], edges[1:])
+    below = centroids * (middle - edges[:-1]) - (sums[middle] - sums[edges[:-1]])
+    above = sums[edges[1:]] - sums[middle] - centroids * (edges[1:] - middle)
+    return float((below + above).sum())
+
+
+def nearest(weight: Tensor, table: Tensor) -> Tensor:
+    """The number of the nearest centroid of each weight; the table is in rising order."""
+    return torch.bucketize(weight, (table[1:] + table[:-1]) / 2, out_int32=True).to(torch.uint8)

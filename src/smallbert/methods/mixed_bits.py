@@ -1,0 +1,136 @@
+"""Bits where they matter (Q-BERT, Shen et al. 2019): a layer along whose weights the loss bends sharply gets more.
+
+    finetune | mixed_bits(3.0)                              3 bits a weight of the layers on average
+    finetune | mixed_bits(15, unit="MB") + distill + train(epochs=1)
+
+The sharpness of a layer is |mean| + spread of the top eigenvalue of its Hessian over several batches of training texts:
+a layer that is flat on some texts and sharp on others needs bits too. Rounding to b bits then costs about sharpness
+times the squared error of the weights (as in HAWQ-V2), and bits go, one step after the other, where a byte saves most.
+Take it of a model that was trained: elsewhere the Hessian says little.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+from torch import nn
+
+from smallbert.errors import UserError
+from smallbert.methods.quantize import Bits, Quantize, some_roundable
+from smallbert.methods.quantize_aware import _Aware
+from smallbert.model.anatomy import anatomy, layers, linears
+from smallbert.model.quantised import Activations, stored_bytes
+from smallbert.model.rounding import Grid, rounded
+from smallbert.training.calibrate import draw_texts
+from smallbert.training.curvature import layer_curvatures
+
+STEPS = (1, 2, 3, 4, 8)  # numbers of bits there are
+HEADER = 160  # bytes that a safetensors file says about one tensor, at most
+
+
+class MixedBits(_Aware):
+    """Give each layer its own number of bits, by how sharply the loss bends along it, within a budget of size."""
+
+    budget: float = 3.0
+    unit: Literal["bits", "MB"] = "bits"  # bits a weight of the layers on average (without scales), or of the file
+    fewest: Bits = 2
+    most: Bits = 8
+    group: int = 64
+    embeddings: Bits = 8
+    activations: Activations = False
+    batches: int = 8
+    examples: int = 16  # texts of a batch
+    rounds: int = 20  # of the power iteration, at most
+
+    def check(self) -> None:
+        """A budget, a range of bits and counts."""
+        if self.budget <= 0 or self.fewest > self.most:
+            raise UserError(
+                f"{self.name}: budget is above 0 and fewest not more than most, not {self.budget}, {self.fewest} and "
+                f"{self.most}"
+            )
+        if min(self.group, self.batches, self.examples, self.rounds) < 1:
+            raise UserError(f"{self.name}: group, batches, examples and rounds are 1 or more")
+
+    def storage(self) -> Quantize:
+        """Groups of 8 bits, but where the plan says otherwise."""
+        return Quantize(8, self.activations, "group", self.group, embeddings=self.embeddings)
+
+    def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
+        """How sharp each layer is, and how many bits it gets."""
+        names, stem = some_roundable(encoder, self.name), f"backbone.{anatomy(encoder.backbone).layers}"
+        plain = {f"backbone.{name}" for name, module in linears(encoder.backbone) if type(module) is nn.Linear}
+        every = [
+            [n for n in names if n in plain and n.startswith(f"{stem}.{k}.")]
+            for k in range(len(layers(encoder.backbone)))
+        ]
+        groups = [group for group in every if group]
+        if not groups:
+            raise UserError(f"{self.name}: the layers of this {encoder.family} model hold no real-valued matrix")
+        texts = draw_texts(encoder, task, self.batches * self.examples, 0, self.name, self.examples)
+        if not encoder.heads:
+            raise UserError(f"{self.name} looks at the loss of a task, and this model has no head: fine-tune it first")
+        weights = [[f"{name}.weight" for name in group] for group in groups]
+        found = np.array(layer_curvatures(encoder, weights, texts, self.rounds, seed=0))
+        means, spreads = found.mean(1), found.std(1)
+        choices = [bits for bits in STEPS if self.fewest <= bits <= self.most]
+        errors, sizes = self._tables(encoder, groups, choices)
+        chosen = choose_bits(np.abs(means) + spreads, errors, sizes, self._room(encoder, names, groups))
+        bits = {name: choices[pick] for group, pick in zip(groups, chosen, strict=True) for name in group}
+        about = [
+            {"curvature": float(f"{mean:.4g}"), "spread": float(f"{spread:.4g}"), "bits": choices[pick]}
+            for mean, spread, pick in zip(means, spreads, chosen, strict=True)
+        ]
+        return {"modules": names, "bits": bits, "layers": about}
+
+    def _tables(self, encoder: Any, groups: list[list[str]], choices: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """The squared error and the size of each layer at each number of bits: (layers, choices)."""
+        errors, sizes = np.zeros((len(groups), len(choices))), np.zeros((len(groups), len(choices)))
+        for place, group in enumerate(groups):
+            for column, bits in enumerate(choices):
+                grid = Grid(bits, "group", self.group)
+                for name in group:
+                    weight = encoder.get_parameter(f"{name}.weight").detach()
+                    errors[place, column] += float((rounded(weight, grid) - weight).square().sum())
+                    numbers = weight.numel() * bits if self.unit == "bits" else stored_bytes(weight.shape, grid)
+                    sizes[place, column] += numbers
+        return errors, sizes
+
+    def _room(self, encoder: Any, names: list[str], groups: list[list[str]]) -> float:
+        """What the layers' matrices may take, in bits or in bytes."""
+        mine = {name for group in groups for name in group}
+        if self.unit == "bits":
+            return self.budget * sum(encoder.get_parameter(f"{name}.weight").numel() for name in mine)
+        store, rest = self.storage(), 0
+        matrices = {f"{name}.weight": name for name in names}
+        for key, tensor in encoder.state_dict().items():
+            if key not in matrices:
+                rest += tensor.nbytes + HEADER
+            else:
+                module = encoder.get_submodule(matrices[key])
+                rest += 2 * HEADER + (0 if matrices[key] in mine else stored_bytes(tensor.shape, store.grid_of(module)))
+        return self.budget * 1e6 - rest
+
+
+def choose_bits(sharpness: np.ndarray, errors: np.ndarray, sizes: np.ndarray, room: float) -> list[int]:
+    """Which number of bits each layer gets, so that all fit into the room: a choice (column) for each layer (row).
+
+    All begin with the fewest; the step that saves most of sharpness * error for its size is taken, while one fits.
+    """
+    chosen, count = [0] * len(sharpness), errors.shape[1]
+    left = room - sizes[:, 0].sum()
+    if left < 0:
+        raise UserError(
+            f"mixed_bits: the budget leaves {max(room, 0):,.0f} for the layers, and with the fewest bits they take "
+            f"{sizes[:, 0].sum():,.0f}; give a larger budget, or fewer bits as `fewest`"
+        )
+    while True:
+        steps = []
+        for place, now in enumerate(chosen):
+            if now + 1 < count and (more := sizes[place, now + 1] - sizes[place, now]) <= left:
+                saved = sharpness[place] * (errors[place, now] - errors[place, now + 1])
+                steps.append((saved / more, -place, more))
+        if not steps:
+            return chosen
+        _, place, more = max(steps)
+        chosen[-place] += 1
+        left -= more

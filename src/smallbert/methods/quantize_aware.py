@@ -1,0 +1,103 @@
+"""Quantisation-aware training (Q8BERT, Zafrir et al. 2019): train with the rounding that will be there in use.
+
+    quantize_aware(8) + train(epochs=1)
+    magnitude(0.3) + quantize_aware(8) + distill + train(epochs=1)      prune, round and learn from a teacher at once
+
+What comes out is what `quantize` stores. The published ranges of inputs move with a decay of 0.9999 a step, so that a
+short run keeps those of its first batch; here they are the mean over all steps until that decay would be slower.
+"""
+
+from typing import Any, ClassVar
+
+from torch import nn
+
+from smallbert.errors import UserError
+from smallbert.methods import Method
+from smallbert.methods.quantize import Bits, Quantize, check_grid, set_ranges, some_roundable
+from smallbert.model.quantised import Activations
+from smallbert.model.rounding import Scope, encode
+from smallbert.training.aware import Ranges, Rule, round_inputs_seen, round_weights_seen, to_best, to_nearest
+from smallbert.training.calibrate import draw_texts, input_bounds, whole_range
+
+DECAY = 0.9999
+TEXTS = 128  # that ranges of inputs are found on where nothing is trained
+
+
+class _Aware(Method):
+    """What every method has that lets the model see rounded weights while it trains, and then stores them so."""
+
+    stage: ClassVar[int] = 55  # after what cuts layers, so that it plans for those that stay
+    rule: ClassVar[Rule] = staticmethod(to_nearest)
+
+    def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
+        """What is rounded."""
+        return {"modules": some_roundable(encoder, self.name)}
+
+    def storage(self) -> Quantize:
+        """The method that stores what was learned."""
+        raise NotImplementedError
+
+    def _plan_of(self, phase: Any) -> dict[str, Any]:
+        return next(entry["plan"] for entry in reversed(phase.encoder.history) if entry["step"] == str(self))
+
+    def rule_of(self, module: nn.Module, trains: bool) -> Rule:
+        """How a module's matrix is rounded; a table with bits of its own goes to the nearest number."""
+        own = isinstance(module, nn.Embedding) and self.storage().embeddings
+        rule = to_nearest if own else type(self).rule
+        return to_best if rule is to_nearest and not trains else rule
+
+    def attach(self, phase: Any) -> None:
+        """Round weights once a step, and inputs where they come in."""
+        if [method for method in phase.methods if isinstance(method, _Aware)] != [self]:
+            raise UserError(f"{self.name}: another method of this phase rounds the same weights; keep one of them")
+        plan, store = self._plan_of(phase), self.storage()
+        parts = {name: phase.encoder.get_submodule(name) for name in plan["modules"]}
+        grids = {name: store.grid_of(part, plan.get("bits", {}).get(name)) for name, part in parts.items()}
+        layers = [name for name, part in parts.items() if isinstance(part, nn.Linear)]
+        ranges = phase.train_module(self.name, Ranges(len(layers), getattr(self, "decay", DECAY)))
+        rules = {name: self.rule_of(part, phase.settings is not None) for name, part in parts.items()}
+        round_weights_seen(phase, ranges, grids, rules)
+        if store.activations:
+            ranges.hooks = round_inputs_seen(phase, ranges, layers, store.activations == "static")
+
+    def settle(self, phase: Any) -> None:
+        """Store what the model saw, to the bit."""
+        encoder, ranges, plan, store = phase.encoder, phase.modules[self.name], self._plan_of(phase), self.storage()
+        for hook in getattr(ranges, "hooks", ()):
+            hook.remove()
+        weights = {name: encoder.get_submodule(name).weight.detach() for name in plan["modules"]}
+        layers = [name for name in plan["modules"] if isinstance(encoder.get_submodule(name), nn.Linear)]
+        found = dict(zip(layers, ranges.bounds, strict=True))
+        if store.activations == "static" and not ranges.steps.any():
+            batches = draw_texts(encoder, phase.task, TEXTS, phase.seed, self.name)
+            found = {name: whole_range(bounds) for name, bounds in input_bounds(encoder, layers, batches).items()}
+        encoder.apply_method(store, {key: plan[key] for key in ("modules", "bits") if key in plan})
+        for name, weight in weights.items():
+            module, scales = encoder.get_submodule(name), ranges.scales[name]
+            module.write(encode(weight, scales, module.grid), *scales)
+        if store.activations == "static":
+            set_ranges(encoder, found)
+
+
+class QuantizeAware(_Aware):
+    """Train with weights and inputs rounded as they will be in use, then store them so."""
+
+    trains: ClassVar[bool] = True
+
+    bits: Bits = 8
+    activations: Activations = "static"
+    scope: Scope = "row"
+    group: int = 64
+    symmetric: bool = True
+    embeddings: Bits | None = None  # None: as many bits as the layers
+    decay: float = DECAY
+
+    def check(self) -> None:
+        """A grid and a decay."""
+        check_grid(self)
+        if not 0 <= self.decay < 1:
+            raise UserError(f"{self.name}: decay is a share from 0 to below 1, not {self.decay}")
+
+    def storage(self) -> Quantize:
+        """The same grid."""
+        return Quantize(self.bits, self.activations, self.scope, self.group, self.symmetric, self.embeddings)

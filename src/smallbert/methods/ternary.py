@@ -1,0 +1,27 @@
+"""Ternary weights (TernaryBERT, Zhang et al. 2020): each is -a, 0 or a.
+
+    finetune | ternary + distill + train(epochs=3)
+
+Alone it needs no training and costs much of the score; with a teacher of the same size it is a method of its own.
+"""
+
+from typing import ClassVar, Literal
+
+from smallbert.methods.quantize import Bits, Quantize
+from smallbert.methods.quantize_aware import _Aware
+from smallbert.model.quantised import Activations
+from smallbert.training.aware import Rule, to_ternary
+
+
+class Ternary(_Aware):
+    """Let each weight be -a, 0 or a, while training if there is any, and store it in two bits."""
+
+    rule: ClassVar[Rule] = staticmethod(to_ternary)
+
+    scope: Literal["row", "tensor"] = "row"
+    embeddings: Bits | None = None  # None: ternary too
+    activations: Activations = False
+
+    def storage(self) -> Quantize:
+        """Two bits hold -1, 0 and 1."""
+        return Quantize(2, self.activations, self.scope, embeddings=self.embeddings)

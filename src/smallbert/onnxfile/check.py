@@ -1,0 +1,156 @@
+"""Whether an ONNX file says what the encoder says, on texts of many lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from smallbert.data import STUDENT, Layout, longest_input, make_batch, tokenise, usable_length
+from smallbert.errors import RunError
+from smallbert.model.batch import Batch
+from smallbert.model.encoder import Encoder
+from smallbert.model.folders import probe_batch
+from smallbert.onnxfile.trace import Plain, named_inputs
+
+if TYPE_CHECKING:
+    from smallbert.tasks import Task
+
+Run = Callable[[dict[str, np.ndarray]], np.ndarray]
+# Lengths of the random texts of each batch that is tried.
+LENGTHS: tuple[tuple[int, ...], ...] = (
+    *((1,), (2,), (3, 2), (7,), (5, 9, 2), (8, 8), (11, 4, 6, 3), (16,)),
+    *((13, 2), (17, 16, 15), (24,), (21, 5), (32, 31), (29,), (48, 2, 17), (64, 33, 20, 9)),
+)
+PIECES = (
+    *("a lovely film", "the story was rather slow", "why?", "nobody had told her that the bridge was closed"),
+    *("she said: 'no!'", "it costs 12.50 euros (or so)", "and then it rained", "of all things", "an e-mail address"),
+    *("two men carry a piano up the stairs while a third one watches", "no comment", "I have never seen a worse play"),
+)
+TEXTS = 64
+FAR = 1e-3  # two scores farther apart than this are not the same
+SWAY = 0.5  # how far rounding to 8 bits may move a probability, if nothing else is asked for
+
+
+def varied_batches(encoder: Encoder, task: Task | None = None, split: str = "dev") -> list[Batch]:
+    """Padded batches of 64 texts and more: those of a task, or sentences of many lengths; and random ones."""
+    most = longest_input(encoder)
+    found = [probe_batch(encoder, tuple(min(one, most) for one in some)) for some in LENGTHS]
+    if encoder.tokenizer is None:
+        return found * 2
+    if task is None:
+        rows = [
+            " ".join(PIECES[(start + step) % len(PIECES)] for step in range(1 + start % 17)) for start in range(TEXTS)
+        ]
+        encoded = encoder.tokenizer(rows, truncation=True, max_length=most, return_token_type_ids=True)
+        return found + [_pad(encoder, encoded, slice(at, at + 1 + at % 5)) for at in _starts(len(rows))]
+    stream = tokenise(encoder.tokenizer, _few(task, split), task.kind, usable_length(encoder, None, task))
+    many = min(len(stream.views[STUDENT]), 4 * TEXTS)
+    return found + [
+        make_batch(stream, np.arange(at, min(at + 1 + at % 5, many)), Layout(False, 0)) for at in _starts(many)
+    ]
+
+
+def _few(task: Task, split: str) -> Any:
+    rows = task.split(split)
+    return rows.take(range(min(len(rows), TEXTS)))
+
+
+def _starts(count: int) -> Iterator[int]:
+    at = 0
+    while at < count:
+        yield at
+        at += 1 + at % 5
+
+
+def _pad(encoder: Encoder, encoded: Any, some: slice) -> Batch:
+    ids, types = encoded["input_ids"][some], encoded["token_type_ids"][some]
+    longest, pad = max(map(len, ids)), encoder.backbone.config.pad_token_id or 0
+
+    def lay(rows: list[list[int]], empty: int) -> Tensor:
+        return torch.tensor([row + [empty] * (longest - len(row)) for row in rows])
+
+    mask = lay([[1] * len(row) for row in ids], 0)
+    place = torch.arange(longest).expand(len(ids), -1)
+    return Batch(lay(ids, pad), lay(types, 0), place, attention_mask=mask, size=len(ids), longest=longest)
+
+
+def compare(encoder: Encoder, run: Run, batches: list[Batch], say: Any = None) -> dict[str, Any]:
+    """How far a file's scores are from the encoder's.
+
+    {"checked": 97, "difference": 0.21, "same": 0.99, "sway": 0.04}
+
+    "same" is the share of equal predictions, "sway" the largest change of a probability; of numbers it is the largest
+    difference in units of their own spread, of hidden states the largest 1 - cosine.
+    """
+    plain, kind = Plain(encoder.eval()), encoder.head.kind if encoder.heads else None
+    ours, theirs, worst, checked = [], [], 0.0, 0
+    for number, batch in enumerate(batches):
+        inputs = named_inputs(encoder, batch)
+        with torch.inference_mode():
+            wanted = plain(**inputs)
+        given = torch.from_numpy(run({name: tensor.numpy() for name, tensor in inputs.items()}))
+        if given.shape != wanted.shape:
+            raise RunError(
+                f"the ONNX file gives scores of shape {tuple(given.shape)}, the encoder {tuple(wanted.shape)}"
+            )
+        real = inputs["attention_mask"] > 0
+        apart = (given - wanted).abs()
+        worst = max(worst, float((apart if wanted.dim() == 2 else apart[real]).max()))
+        ours += _opinions(wanted, real, kind)
+        theirs += _opinions(given, real, kind)
+        checked += len(wanted)
+        if say is not None:
+            say("checking", number + 1, len(batches))
+    found: dict[str, Any] = {"checked": checked, "difference": worst}
+    if kind is None:
+        return {**found, "same": None, "sway": 1 - min(map(_least_cosine, ours, theirs))}
+    sway = max(float((one - other).abs().max()) for one, other in zip(ours, theirs, strict=True))
+    if kind == "regress":
+        spread = float(torch.cat([one.flatten() for one in ours]).std())
+        return {**found, "same": None, "sway": sway / max(spread, 1e-9)}
+    alike = torch.cat([one.argmax(-1) == other.argmax(-1) for one, other in zip(ours, theirs, strict=True)])
+    return {**found, "same": float(alike.float().mean()), "sway": sway}
+
+
+def _opinions(scores: Tensor, real: Tensor, kind: str | None) -> list[Tensor]:
+    """Probabilities of classes, of tags, or of places where an answer starts and ends; else the scores themselves."""
+    if kind == "classify":
+        return [scores.softmax(-1)]
+    if kind == "tag":
+        return [scores[real].softmax(-1)]
+    if kind == "answer":
+        return [row[keep].T.softmax(-1) for row, keep in zip(scores, real, strict=True)]
+    return [scores if scores.dim() == 2 else scores[real]]
+
+
+def _least_cosine(one: Tensor, other: Tensor) -> float:
+    return float(torch.cosine_similarity(one, other, dim=-1).min())
+
+
+def must_agree(found: dict[str, Any], exact: bool, limit: float | None) -> None:
+    """Refuse a file that says something else than the encoder."""
+    far, limit = (found["difference"], limit or FAR) if exact else (found["sway"], limit or SWAY)
+    if not far <= limit:
+        what = "scores" if exact else "probabilities (or vectors)" if found["same"] is None else "probabilities"
+        raise RunError(
+            f"the ONNX file gives other {what} than the encoder (by {far:.2g}, where {limit:g} is allowed), so it was "
+            "not kept; --max-difference allows more"
+        )
+
+
+def open_session(path: Path | str, threads: int | None = None) -> Run:
+    """A function from inputs by name to scores."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if threads:
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # waiting must cost others nothing
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return lambda inputs: session.run(None, inputs)[0]

@@ -1,0 +1,215 @@
+"""Weights that are stored in few bits stay so in an ONNX file, and layers that round their inputs multiply integers.
+
+weights only      codes, Cast, Mul by scales: onnxruntime makes the real weights of them once, when the file is loaded
+inputs by call    DynamicQuantizeLinear, MatMulInteger: whole numbers all the way
+inputs by range   QuantizeLinear, DequantizeLinear before MatMul (QDQ), which onnxruntime runs as whole numbers
+tables            rows are looked up as codes, and made real then
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from smallbert.model.packing import unpack
+from smallbert.model.quantised import Stored, StoredLinear, _Book, _Whole
+from smallbert.model.rounding import input_steps
+from smallbert.onnxfile.graph import attribute, set_nodes
+
+FEW = 4  # bits that ONNX has a type for, besides 8
+HALF_BYTES = 21  # the first operator set with that type; what else a graph here uses is the same in it
+
+
+def keep_few_bits(model: ModelProto, parts: dict[str, Stored]) -> int:
+    """Replace the real weights of these parts in a graph by what is stored; gives how many were found.
+
+    Parts are known by their numbers, since the exporter turns and renames weights as it likes.
+    """
+    graph = _Writer(model, {_key(part.real().numpy()): part for part in parts.values()})
+    for node in list(model.graph.node):
+        graph.write(node)
+    set_nodes(model, graph.nodes, list(graph.constants.values()))
+    if any(one.data_type in (TensorProto.INT4, TensorProto.UINT4) for one in graph.constants.values()):
+        model.opset_import[0].version = HALF_BYTES
+    return len(graph.found)
+
+
+def as_integers(part: Stored) -> bool:
+    """Whether a layer that rounds its inputs can be multiplied in whole numbers: one scale a row, or one in all."""
+    return isinstance(part, _Whole) and part.grid.symmetric and part.grid.scope != "group"
+
+
+class _Writer:
+    """A graph as it is written anew."""
+
+    def __init__(self, model: ModelProto, known: dict[str, Stored]):
+        self.known, self.found = known, set[str]()
+        self.weights = {one.name: one for one in model.graph.initializer if len(one.dims) == 2}
+        self.keys: dict[str, str] = {}
+        self.nodes: list[NodeProto] = []
+        self.constants: dict[str, TensorProto] = {}
+        self.made: dict[tuple[Any, ...], str] = {}
+
+    def write(self, node: NodeProto) -> None:
+        """One operator, with the matrix it reads as it is stored."""
+        kind = node.op_type
+        if kind == "Gather" and (part := self._part(node.input[0])):
+            self._look_up(node, part)
+        elif kind == "MatMul" and (part := self._part(node.input[1], turned=True)):
+            self._multiply(node.input[0], part, node.output[0])
+        elif kind == "Gemm" and (part := self._part(node.input[1])) and _turns_second(node):
+            bias = list(node.input[2:])
+            self._multiply(node.input[0], part, f"{node.output[0]}.product" if bias else node.output[0])
+            if bias:
+                self.add("Add", [f"{node.output[0]}.product", *bias], out=node.output[0])
+        else:
+            self.nodes.append(node)
+
+    def _part(self, name: str, turned: bool = False) -> Stored | None:
+        if name not in self.weights:
+            return None
+        if name not in self.keys:
+            array = numpy_helper.to_array(self.weights[name])
+            self.keys[name] = _key(array.T if turned else array)
+        part = self.known.get(self.keys[name])
+        if part is not None:
+            self.found.add(self.keys[name])
+        return part
+
+    def _multiply(self, inputs: str, part: Stored, out: str) -> None:
+        activations = getattr(part, "activations", False)
+        if not activations or not as_integers(part):
+            self.add("MatMul", [self._rounded(inputs, part), self._turned(part)], out=out)
+        elif activations == "static":
+            codes, scale = self._whole(part)
+            weight = self.once("DequantizeLinear", [codes, scale], part, axis=1)
+            self.add("MatMul", [self._rounded(inputs, part), weight], out=out)
+        else:
+            codes, scale = self._whole(part)
+            given, step, zero = self._whole_inputs(inputs)
+            product = self.add("MatMulInteger", [given, codes, zero], out=f"{out}.whole")
+            real = self.add("Cast", [product], out=f"{out}.cast", to=TensorProto.FLOAT)
+            self.add("Mul", [real, self.add("Mul", [step, scale], out=f"{out}.scale")], out=out)
+
+    def _whole(self, part: Any) -> tuple[str, str]:
+        """Codes of a matrix, turned as products take them, and a scale for each column."""
+        steps = part.steps().numpy().astype(np.int8).T
+        scale = np.broadcast_to(part.scale.numpy(), (part.shape[0],)).copy()
+        return self.constant(part, "codes", np.ascontiguousarray(steps)), self.constant(part, "scale", scale)
+
+    def _whole_inputs(self, name: str) -> tuple[str, str, str]:
+        outs = [f"{name}.{what}" for what in ("codes", "step", "zero")]
+        if (name, "whole") not in self.made:
+            self.made[name, "whole"] = outs[0]
+            self.nodes.append(helper.make_node("DynamicQuantizeLinear", [name], outs))
+        return outs[0], outs[1], outs[2]
+
+    def _rounded(self, name: str, part: Stored) -> str:
+        """Inputs as the layer rounds them by its own range, where it has one."""
+        if not isinstance(part, StoredLinear) or part.activations != "static":
+            return name
+        step, zero = (value.item() for value in input_steps(*part.input_range))
+        key = (name, step, zero)
+        if key not in self.made:
+            place = f"{name}.range{len(self.made)}"
+            grid = [
+                self.constant(part, "step", np.array(step, np.float32)),
+                self.constant(part, "zero", np.array(zero, np.uint8)),
+            ]
+            codes = self.add("QuantizeLinear", [name, *grid], out=f"{place}.codes")
+            self.made[key] = self.add("DequantizeLinear", [codes, *grid], out=place)
+        return self.made[key]
+
+    def _turned(self, part: Stored) -> str:
+        return self.once("Transpose", [self._real(part)], part, perm=[1, 0])
+
+    def _real(self, part: Any) -> str:
+        """The real matrix, by operators on constants alone: done once, on loading."""
+        rows, columns = part.shape
+        if isinstance(part, _Book):
+            codes = unpack(part.codes.view(rows, -1), part.bits, columns).numpy().reshape(-1)
+            places = self.once(
+                "Cast", [self.constant(part, "codes", _few(codes, part.bits))], part, to=TensorProto.INT32
+            )
+            flat = self.once("Gather", [self.constant(part, "table", part.table.numpy()), places], part)
+            outliers = [
+                self.constant(part, name, getattr(part, name).numpy().astype(kind))
+                for name, kind in (("places", np.int64), ("outliers", np.float32))
+            ]
+            flat = self.once("ScatterElements", [flat, *outliers], part, axis=0)
+            return self.once("Reshape", [flat, self.constant(part, "shape", np.array([rows, columns]))], part)
+        if not isinstance(part, _Whole):
+            return self.constant(part, "real", part.real().numpy())
+        group = part.grid.group if part.grid.scope == "group" else columns
+        wide = -columns % group
+        codes, zero = part.steps().numpy(), None
+        if not part.grid.symmetric:
+            zero = _in_groups(part.zero.numpy().astype(np.float32), part)
+            codes = unpack(part.codes.view(rows, -1), part.grid.bits, columns).numpy()
+        grouped = np.pad(codes, ((0, 0), (0, wide))).reshape(rows, -1, group)
+        steps = self.constant(part, "codes", _few(grouped, part.grid.bits, signed=zero is None))
+        steps = self.once("Cast", [steps], part, to=TensorProto.FLOAT)
+        if zero is not None:
+            steps = self.once("Sub", [steps, self.constant(part, "zero", zero)], part)
+        real = self.once("Mul", [steps, self.constant(part, "scale", _in_groups(part.scale.numpy(), part))], part)
+        real = self.once("Reshape", [real, self.constant(part, "wide", np.array([rows, columns + wide]))], part)
+        if wide:
+            bounds = [self.constant(part, f"cut{value}", np.array([value])) for value in (0, columns, 1)]
+            real = self.once("Slice", [real, *bounds], part)
+        return real
+
+    def _look_up(self, node: NodeProto, part: Any) -> None:
+        ids, out = node.input[1], node.output[0]
+        if not (as_integers(part) and part.grid.scope == "row"):
+            self.add("Gather", [self._real(part), ids], out=out)
+            return
+        codes = self.constant(part, "codes", _few(part.steps().numpy(), part.grid.bits))
+        if part.grid.bits <= FEW:  # nothing is looked up in half bytes; on loading they become whole ones
+            codes = self.once("Cast", [codes], part, to=TensorProto.INT8)
+        rows = self.add("Gather", [codes, ids], out=f"{out}.codes")
+        scale = self.add("Gather", [self.constant(part, "scale", part.scale.numpy()[:, None]), ids], out=f"{out}.scale")
+        self.add("Mul", [self.add("Cast", [rows], out=f"{out}.steps", to=TensorProto.FLOAT), scale], out=out)
+
+    def add(self, kind: str, inputs: list[str], out: str, **attributes: Any) -> str:
+        """An operator; gives the name of what it makes."""
+        self.nodes.append(helper.make_node(kind, inputs, [out], **attributes))
+        return out
+
+    def once(self, kind: str, inputs: list[str], part: Stored, **attributes: Any) -> str:
+        """The same for what belongs to a part, however often that is used."""
+        key = (id(part), kind, *inputs)
+        if key not in self.made:
+            self.made[key] = self.add(kind, inputs, f"{inputs[0]}.{kind.lower()}", **attributes)
+        return self.made[key]
+
+    def constant(self, part: Stored, what: str, value: np.ndarray) -> str:
+        """A weight of the new graph."""
+        name = f"stored{list(self.known.values()).index(part)}.{what}"
+        if name not in self.constants:
+            self.constants[name] = numpy_helper.from_array(value, name)
+        return name
+
+
+def _in_groups(values: np.ndarray, part: Any) -> np.ndarray:
+    return values.reshape(1, 1, 1) if part.grid.scope == "tensor" else values.reshape(part.shape[0], -1, 1)
+
+
+def _few(codes: np.ndarray, bits: int, signed: bool = True) -> np.ndarray:
+    """Codes in the smallest type that ONNX has for so many bits."""
+    import ml_dtypes
+
+    signed = signed and bool((codes < 0).any())
+    few, whole = (ml_dtypes.int4, np.int8) if signed else (ml_dtypes.uint4, np.uint8)
+    return codes.astype(np.int8 if signed else np.uint8).astype(few if bits <= FEW else whole)
+
+
+def _turns_second(node: NodeProto) -> bool:
+    usual = attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0) == 1.0
+    return usual and attribute(node, "transB", 0) == 1 and attribute(node, "transA", 0) == 0
+
+
+def _key(array: np.ndarray) -> str:
+    return sha256(np.ascontiguousarray(array, np.float32).data).hexdigest() + str(array.shape)

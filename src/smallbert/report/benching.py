@@ -1,0 +1,73 @@
+"""What a benchmark found, as a table and as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from smallbert.report.figure import COLOURS, font_name, new_figure, strip_frame, to_png
+
+HEADINGS = (
+    *("model", "runs in", "MB", "score", "batch", "tokens", "threads"),
+    *("p50 ms", "p95 ms", "p99 ms", "texts/s", "faster"),
+)
+
+
+def bench_table(record: dict[str, Any]) -> Any:
+    """A line for every model at every setting."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    scored = record["headline"] is not None
+    headings = [name for name in HEADINGS if name != "score" or scored]
+    for name in headings:
+        heading = record["headline"] if name == "score" else name
+        table.add_column(heading, justify="left" if name in HEADINGS[:2] else "right", overflow="fold")
+    for row in record["rows"]:
+        about = record["variants"][row["name"]]
+        cells = [row["name"], about["runs"], f"{about['bytes'] / 1e6:,.1f}"]
+        cells += [f"{about['scores'][record['headline']]['value']:.1f}"] if scored else []
+        cells += [str(row[name]) for name in ("batch", "length", "threads")]
+        cells += [f"{row[f'p{share}_ms']:.2f}" for share in (50, 95, 99)]
+        table.add_row(*cells, f"{row['texts_per_second']:,.0f}", f"{row['faster']:.2f}x")
+    return table
+
+
+def draw_bench(record: dict[str, Any], path: Path | str) -> None:
+    """Time of a batch, a bar a model, a panel a setting; the thin line reaches to the 95th percentile."""
+    from matplotlib import rc_context
+
+    with rc_context({"font.family": font_name()}):
+        _draw(record, path)
+
+
+def _draw(record: dict[str, Any], path: Path | str) -> None:
+    names = list(record["variants"])
+    settings = list(dict.fromkeys((row["batch"], row["length"], row["threads"]) for row in record["rows"]))
+    chosen = (record["choice"] or {}).get("name")
+    high = 0.26 * len(names) + 0.55
+    figure = new_figure((7.2, high * len(settings) + 0.2))
+    whole = high * len(settings) + 0.2
+    for number, (batch, length, threads) in enumerate(settings):
+        bottom = 1 - (number + 1) * high / whole + 0.12 / whole
+        axes = figure.add_axes((0.24, bottom, 0.6, (high - 0.45) / whole))
+        rows = {row["name"]: row for row in record["rows"] if _setting(row) == (batch, length, threads)}
+        for place, name in enumerate(names):
+            row, colour = rows[name], COLOURS["accent"] if name == chosen else COLOURS["ink"]
+            axes.barh(place, row["p50_ms"], height=0.62, color=colour, alpha=0.9)
+            axes.plot([row["p50_ms"], row["p95_ms"]], [place, place], color=COLOURS["muted"], linewidth=1.2)
+            label = f"{row['p50_ms']:.3g} ms, {row['faster']:.3g}x"
+            look: dict[str, Any] = {"va": "center", "fontsize": 8, "color": COLOURS["ink"], "annotation_clip": False}
+            axes.annotate(label, (row["p95_ms"], place), (5, 0), textcoords="offset points", **look)
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        axes.set_xlim(0, max(row["p95_ms"] for row in rows.values()))
+        axes.set_xticks([])
+        title = f"batch {batch}, {length} tokens, {threads} thread{'s' * (threads > 1)}"
+        strip_frame(axes, None, title if number else f"{title}: median time, line to p95, times faster")
+    to_png(figure, path)
+
+
+def _setting(row: dict[str, Any]) -> tuple[int, int, int]:
+    return row["batch"], row["length"], row["threads"]

@@ -1,0 +1,110 @@
+"""Timing models in turns, and choosing the fastest that holds the score."""
+
+import json
+
+import pytest
+from toys import run, small, toy_task
+
+from smallbert.bench.run import bench, choose
+from smallbert.bench.variants import read_variant, score_variant
+from smallbert.cli import main
+from smallbert.errors import UserError
+from smallbert.measuring.evaluate import evaluate
+from smallbert.model.folders import load_folder, save_folder
+
+TASK = toy_task()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A model of two layers, trained, and one of one layer, which is not."""
+    place = tmp_path_factory.mktemp("bench")
+    save_folder(run("finetune(epochs=12, lr=5e-3, batch=8)", small(layers=3), TASK).encoder, place / "deep")
+    save_folder(run("head", small(layers=1), TASK).encoder, place / "flat")
+    return place
+
+
+def test_rows_and_ratios(folders):
+    both = [read_variant(folders / name) for name in ("deep", "flat")]
+    record = bench(both, batches=[1, 2], lengths=[8], threads=[1], seconds=0)
+    assert [(row["name"], row["batch"]) for row in record["rows"]] == [
+        ("deep", 1),
+        ("flat", 1),
+        ("deep", 2),
+        ("flat", 2),
+    ]
+    for row in record["rows"]:
+        assert 0 < row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"] and row["repeats"] >= 20
+        assert row["texts_per_second"] == pytest.approx(row["batch"] / row["p50_ms"] * 1e3)
+        assert (row["faster"] == 1) == (row["name"] == "deep")
+    assert record["rows"][1]["faster"] > 1  # a third of the layers
+    assert record["choice"] is None and record["variants"]["flat"]["scores"] is None
+
+
+def test_scores_are_those_of_eval(folders):
+    wanted = evaluate(load_folder(folders / "deep"), TASK)["scores"]
+    assert score_variant(read_variant(folders / "deep"), TASK, "dev") == wanted
+    with pytest.raises(UserError, match="has a head for classify"):
+        score_variant(read_variant(folders / "deep"), toy_task("tag"), "dev")
+
+
+def test_what_cannot_be_timed_is_said(folders):
+    one = read_variant(folders / "deep")
+    with pytest.raises(UserError, match="two models are called 'deep'"):
+        bench([one, one])
+    with pytest.raises(UserError, match="at most 72"):
+        bench([one], lengths=[73])
+
+
+def made_up(**found):
+    """A record of models with a score and a speed each."""
+    rows = [{"name": name, "faster": speed} for name, (_, speed) in found.items()]
+    variants = {name: {"scores": {"accuracy": {"value": score}}} for name, (score, _) in found.items()}
+    return {"rows": rows, "variants": variants, "headline": "accuracy"}
+
+
+def test_the_choice():
+    record = made_up(base=(90.0, 1.0), quick=(89.6, 3.0), quickest=(80.0, 9.0), slow=(91.0, 0.5))
+    found = choose(record, 0.5)
+    assert found["name"] == "quick" and "89.6 after 90.0, 3.00 times as fast (quickest lost more)" in found["sentence"]
+    assert choose(record, 20)["name"] == "quickest"
+    assert choose(record, 0.0)["name"] == "base" and "base stays" in choose(record, 0.0)["sentence"]
+    assert choose(record, None) is None
+
+
+def test_the_verb(folders, tmp_path, capsys):
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("matplotlib")
+    data = tmp_path / "data.jsonl"
+    rows = [
+        json.dumps({"text": text, "label": label})
+        for text, label in zip(TASK.split("train").texts, "ab" * 24, strict=True)
+    ]
+    data.write_text("\n".join(rows))
+    words = [
+        "bench",
+        str(folders / "deep"),
+        "--variants",
+        "onnx",
+        "--length",
+        "8",
+        "--seconds",
+        "0",
+        "--task",
+        str(data),
+    ]
+    words += ["--split", "train", "--max-drop", "0.5", "--out", str(tmp_path / "out")]
+    assert main([*words, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record == json.loads((tmp_path / "out" / "bench.json").read_text())
+    scores = [one["scores"]["accuracy"]["value"] for one in record["variants"].values()]
+    assert (
+        scores[0] == scores[1] and record["choice"]["name"] == "onnx" and record["variants"]["onnx"]["runs"] != "torch"
+    )
+    assert (tmp_path / "out" / "bench.png").stat().st_size > 5000
+    assert main(words[:-2]) == 0  # another temporary export
+    out = capsys.readouterr().out
+    assert "p99 ms" in out and "onnx is the fastest that holds accuracy" in out
+    assert main(["bench", str(folders / "deep"), "--max-drop", "1"]) == 2
+    assert "give --task" in capsys.readouterr().err

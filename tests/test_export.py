@@ -1,0 +1,182 @@
+"""ONNX files: same scores for every family and structure, few bits stay few, integers where inputs are rounded."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from toys import run, small, toy_task
+
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+import onnx
+
+from smallbert.errors import RunError, UserError
+from smallbert.export import _write_onnx, export_int8, export_onnx
+from smallbert.model.folders import load_folder, save_folder
+from smallbert.model.quantised import stored_parts
+from smallbert.onnxfile.check import compare, open_session, varied_batches
+from smallbert.onnxfile.narrow import narrow
+from smallbert.onnxfile.trace import named_inputs, trace
+
+TASK = toy_task()
+slow = pytest.mark.slow  # a trace takes seconds: one of each kind is enough for every day
+
+
+def written(encoder, folder):
+    """The graph of an encoder, and how far its scores are from the encoder's."""
+    notes = _write_onnx(encoder, folder / "model.onnx")
+    found = compare(encoder, open_session(folder / "model.onnx"), varied_batches(encoder))
+    return onnx.load(folder / "model.onnx"), found, notes
+
+
+def kinds(model):
+    return [node.op_type for node in model.graph.node]
+
+
+def bytes_by_type(model):
+    found = {}
+    for one in model.graph.initializer:
+        found[one.data_type] = found.get(one.data_type, 0) + len(one.raw_data)
+    return found
+
+
+def test_a_plain_encoder(tmp_path):
+    check_family(small(layers=1), tmp_path)
+
+
+@slow
+def test_every_family(family, tmp_path):
+    check_family(small(family), tmp_path)
+
+
+def check_family(encoder, tmp_path):
+    """Same scores at every size, and nothing else in the file."""
+    model, found, _ = written(run("head", encoder, TASK).encoder, tmp_path)
+    assert found["checked"] >= 64 and found["difference"] < 1e-5 and found["same"] == 1
+    assert [size.dim_param for size in model.graph.input[0].type.tensor_type.shape.dim] == ["batch", "length"]
+    assert not any(node.metadata_props or node.doc_string for node in model.graph.node)  # paths of this machine
+
+
+# What each stands for in a file: the type of its codes, and how many bytes of real numbers may be left.
+EXACT = {
+    "quantize(8)": onnx.TensorProto.INT8,
+    "quantize(8, activations='static')": onnx.TensorProto.INT8,
+    "quantize(4, scope='group', group=6, symmetric=False)": onnx.TensorProto.UINT4,
+    "quantize(2, scope='tensor')": onnx.TensorProto.INT4,
+    "codebook(3)": onnx.TensorProto.UINT4,
+}
+
+
+DAILY = ("quantize(4, scope='group', group=6, symmetric=False)", "codebook(3)")
+
+
+@pytest.mark.parametrize("recipe", [one if one in DAILY else pytest.param(one, marks=slow) for one in EXACT])
+def test_few_bits_stay_few(recipe, tmp_path):
+    encoder = run(f"head | mix_layers | {recipe}", small(layers=1, hidden_size=24, intermediate_size=48), TASK).encoder
+    model, found, notes = written(encoder, tmp_path)
+    parts = stored_parts(encoder)
+    numbers = sum(part.shape[0] * part.shape[1] for part in parts.values())
+    sizes = bytes_by_type(model)
+    assert found["difference"] < 1e-5 and f"{len(parts)} of {len(parts)} matrices" in notes[-1]
+    assert sizes[EXACT[recipe]] >= numbers * (0.5 if EXACT[recipe] != onnx.TensorProto.INT8 else 1)
+    assert not any(len(one.dims) == 2 and min(one.dims) > 8 for one in model.graph.initializer if one.data_type == 1)
+    assert ("QuantizeLinear" in kinds(model)) == ("static" in recipe)
+
+
+def test_rounded_inputs_multiply_integers(tmp_path):
+    encoder = run("head | quantize(8, activations=True)", small(layers=1), TASK).encoder
+    model, found, _ = written(encoder, tmp_path)
+    assert kinds(model).count("MatMulInteger") == 7  # six a layer, one in the head
+    assert kinds(model).count("DynamicQuantizeLinear") < 7  # q, k and v share one
+    assert 0 < found["difference"] < 0.05 and found["same"] == 1
+
+
+@pytest.mark.parametrize(
+    "recipe", ["sparse", pytest.param("gate_layers", marks=slow), "connect_layers | drop_layers(1)"]
+)
+def test_structures(recipe, tmp_path):
+    encoder = small(layers=1 if recipe == "sparse" else 2)
+    if recipe == "sparse":
+        encoder = encoder.copy()
+        with torch.no_grad():
+            for layer in encoder.backbone.encoder.layer:
+                layer.output.dense.weight.mul_(torch.rand_like(layer.output.dense.weight) < 0.1)
+    _, found, notes = written(run(f"head | {recipe}", encoder, TASK).encoder, tmp_path)
+    assert found["difference"] < 1e-5 and bool(notes) == (recipe == "sparse")
+
+
+def test_the_last_layer_sees_first_tokens_only():
+    encoder = run("head", small(layers=2), TASK).encoder
+    model = trace(encoder)
+    wide = [node.output[0] for node in model.graph.node if node.op_type == "Gelu"]
+    assert narrow(model) >= 12
+    model.graph.output.extend(onnx.helper.make_tensor_value_info(name, 1, None) for name in wide)
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    batch = varied_batches(encoder)[6]
+    inputs = {name: one.numpy() for name, one in named_inputs(encoder, batch).items()}
+    scores, first, last = session.run(None, inputs)
+    assert first.shape[1] == batch.longest and last.shape[1] == 1
+    with torch.no_grad():
+        assert np.allclose(scores, encoder(batch).numpy(), atol=1e-6)
+
+
+@slow
+def test_tags_need_every_token():
+    tagging = run("head", small(layers=1), toy_task("tag")).encoder
+    assert narrow(trace(tagging)) == 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A trained toy model."""
+    place = tmp_path_factory.mktemp("export") / "toy"
+    save_folder(run("finetune(epochs=12, lr=5e-3, batch=8)", small(layers=1), TASK).encoder, place)
+    return place
+
+
+@pytest.mark.parametrize("ranges", ["by call", pytest.param("fixed", marks=slow)])
+def test_int8(ranges, folder, tmp_path):
+    found = export_int8(folder, tmp_path / "out", TASK, calibrate=TASK if ranges == "fixed" else None)
+    assert found["precision"] == "int8" and found["same"] > 0.8 and found["sway"] <= 0.5
+    every = kinds(onnx.load(tmp_path / "out" / "model.onnx"))
+    assert ("MatMulInteger" in every) == ("DynamicQuantizeLinear" in every) == (ranges == "by call")
+    assert ("QuantizeLinear" in every) == (ranges == "fixed")
+
+
+@slow
+def test_int8_that_says_something_else_is_not_kept(folder, tmp_path):
+    with pytest.raises(RunError, match="other probabilities"):
+        export_int8(folder, tmp_path / "int8", max_difference=1e-9)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_holds_something_is_left_alone(folder, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match="already holds"):
+        export_onnx(folder, tmp_path / "full")
+
+
+def test_the_snippet_runs_without_torch(folder, tmp_path):
+    export_onnx(folder, tmp_path / "out")
+    snippet = re.search(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), re.DOTALL)[1]
+    assert len(snippet.strip().splitlines()) <= 15
+    blocked = "import sys\nfor name in ('torch', 'transformers', 'smallbert'):\n    sys.modules[name] = None\n"
+    ran = subprocess.run(
+        [sys.executable, "-c", blocked + snippet], cwd=tmp_path / "out", capture_output=True, text=True
+    )
+    encoder = load_folder(folder)
+    encoded = encoder.tokenizer(["a lovely film", "a dull one, but short"], padding=True, return_tensors="pt")
+    from smallbert.onnxfile.trace import Plain
+
+    with torch.no_grad():
+        rows = Plain(encoder)(encoded["input_ids"], encoded["attention_mask"]).argmax(-1)
+    assert ran.stdout.strip() == str([encoder.head.labels[row] for row in rows]), ran.stderr
+    about = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert about["checked"] >= 64 and about["kind"] == "classify" and about["labels"] == ["bad", "good"]

@@ -1,0 +1,490 @@
+"""Few bits without training: what is packed comes back, and roundings against references written by hand."""
+
+import copy
+import doctest
+import math
+from importlib.util import find_spec
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from toys import batch_of, run, scores_of, small, state_of, toy_task
+
+from smallbert.errors import UserError
+from smallbert.export import export_onnx
+from smallbert.measuring.cost import count_macs, count_parameters, measure_bytes
+from smallbert.methods.codebook import find_centroids, find_outliers, nearest
+from smallbert.model import feedback, packing, rounding
+from smallbert.model.anatomy import linears
+from smallbert.model.feedback import output_error, round_with_feedback
+from smallbert.model.folders import load_folder, save_folder
+from smallbert.model.packing import pack, packed_size, unpack
+from smallbert.model.quantised import WholeEmbedding, WholeLinear, stored_bytes, stored_parts, with_real_weights
+from smallbert.model.rounding import Grid, encode, fit, rounded
+from smallbert.model.smoothing import smooth, smoothable
+from smallbert.training.calibrate import draw_texts, input_bounds, input_products, watch_inputs
+
+TASK = toy_task("pair", 16)
+SCOPES = ("tensor", "row", "group")
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return run("head", small(), TASK, seed=5).encoder
+
+
+# Packing.
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_what_is_packed_comes_back_and_stands_where_it_should(bits):
+    for count in (1, 2, 7, 8, 9, 31, 64):
+        codes = torch.randint(0, 2**bits, (5, count), generator=torch.Generator().manual_seed(count))
+        packed = pack(codes, bits)
+        assert packed.dtype == torch.uint8 and packed.shape == (5, math.ceil(count * bits / 8))
+        assert torch.equal(unpack(packed, bits, count).long(), codes)
+        for row, numbers in zip(packed.tolist(), codes.tolist(), strict=True):  # as one long whole number
+            assert int.from_bytes(bytes(row), "little") == sum(n << bits * place for place, n in enumerate(numbers))
+
+
+def test_the_examples_hold():
+    for module, count in ((packing, 3), (rounding, 2)):
+        assert doctest.testmod(module) == (0, count)
+
+
+# Rounding.
+
+
+def by_hand(weight, bits, scope, group, symmetric):
+    """Rounding as a book says it, one group after the other, in double precision."""
+    made = np.empty(weight.shape)
+    numbers = weight.double().numpy()
+    stretch = {"tensor": numbers.shape[1], "row": numbers.shape[1], "group": group}[scope]
+    for row in range(len(numbers)):
+        for start in range(0, numbers.shape[1], stretch):
+            part = numbers[row, start : start + stretch]
+            whole = numbers if scope == "tensor" else part
+            if symmetric:
+                top = 2 ** (bits - 1) - 1
+                scale = np.abs(whole).max() / top
+                made[row, start : start + stretch] = np.clip(np.round(part / scale), -top, top) * scale
+            else:
+                low, high = min(whole.min(), 0), max(whole.max(), 0)
+                scale = (high - low) / (2**bits - 1)
+                zero = np.round(-low / scale)
+                made[row, start : start + stretch] = (
+                    np.clip(np.round(part / scale) + zero, 0, 2**bits - 1) - zero
+                ) * scale
+    return made
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("bits", [8, 4, 3, 2])
+def test_rounding_is_the_formula(bits, scope, symmetric):
+    weight = draw(6, 22) + 0.3  # 22 is no multiple of the group, and the mean is not zero
+    found = rounded(weight, Grid(bits, scope, 5, symmetric))
+    np.testing.assert_allclose(found.numpy(), by_hand(weight, bits, scope, 5, symmetric), atol=1e-5)
+    torch.testing.assert_close(rounded(found, Grid(bits, scope, 5, symmetric)), found)  # once more changes nothing
+
+
+def test_zeros_stay_zeros_and_a_matrix_of_zeros_is_no_problem():
+    weight = draw(6, 20) * (draw(6, 20, seed=1) > 0)
+    weight[2] = weight[2].abs()
+    for bits in (8, 4, 3, 2):
+        for scope in SCOPES:
+            for symmetric in (True, False):
+                grid = Grid(bits, scope, 7, symmetric)
+                assert (rounded(weight, grid)[weight == 0] == 0).all()
+                assert torch.equal(rounded(torch.zeros(3, 9), grid), torch.zeros(3, 9))
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_one_bit_is_the_sign_by_the_mean_size(scope):
+    weight = draw(4, 10)
+    groups = {"tensor": [weight], "row": list(weight.split(1)), "group": list(weight.split(1))}[scope]
+    made = [part.sign() * part.abs().mean() for part in groups]
+    if scope == "group":
+        made = [torch.cat([p.sign() * p.abs().mean() for p in part.split(4, 1)], 1) for part in groups]  # 4, 4 and 2
+    torch.testing.assert_close(rounded(weight, Grid(1, scope, 4)), torch.cat(made))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_search_is_never_worse_and_best_of_what_it_tries(symmetric):
+    weight, grid = draw(8, 64) ** 3, Grid(3, "row", symmetric=symmetric)
+    plain, best = (rounded(weight, grid, fit(weight, grid, search)) for search in (False, True))
+    error = [(made - weight).square().sum(1) for made in (plain, best)]
+    assert (error[1] <= error[0]).all() and (error[1] < error[0]).sum() > 5
+    for share in (*rounding.SHARES, 1.0):
+        scale, zero = fit(weight * share, grid)
+        assert (error[1] <= (rounded(weight, grid, (scale, zero)) - weight).square().sum(1) * 1.00001).all()
+
+
+# Storage.
+
+
+def with_rounded(encoder, method_grid):
+    """The encoder with rounded numbers in its plain modules: what fake quantisation computes."""
+    fake = encoder.copy()
+    for name, grid in method_grid.items():
+        module = fake.get_submodule(name)
+        module.weight.data = rounded(module.weight.detach(), grid)
+    return fake
+
+
+RECIPES = [
+    *(f"quantize({bits}, scope='{scope}', group=6)" for bits in (8, 4, 3, 2, 1) for scope in SCOPES),
+    *(f"quantize({bits}, scope='group', group=6, symmetric=False)" for bits in (8, 3)),
+    "quantize(2, embeddings=4)",
+]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_stored_is_the_fake_quantised_forward_to_the_bit_and_b_bits_take_b_bits(encoder, recipe, tmp_path):
+    result = run(recipe, encoder, TASK).encoder
+    parts = stored_parts(result)
+    assert len(parts) == 15 and {type(part) for part in parts.values()} == {WholeLinear, WholeEmbedding}
+    fake = with_rounded(encoder, {name: part.grid for name, part in parts.items()})
+    assert torch.equal(scores_of(result, TASK), scores_of(fake, TASK))
+    assert not torch.equal(scores_of(result, TASK), scores_of(encoder, TASK))
+    save_folder(result, tmp_path / "model")
+    assert torch.equal(scores_of(load_folder(tmp_path / "model"), TASK), scores_of(fake, TASK))
+    sizes = [stored_bytes(part.shape, part.grid) for part in parts.values()]
+    own = [sum(one.nbytes for one in part.buffers()) for part in parts.values()]
+    assert own == sizes
+    rest = sum(tensor.nbytes for name, tensor in result.named_parameters())
+    header = (tmp_path / "model" / "model.safetensors").stat().st_size - rest - sum(sizes)
+    ids = sum(tensor.nbytes for name, tensor in result.named_buffers() if name.endswith("_ids"))  # not saved
+    assert 0 < header + ids < 16_000
+    card = measure_bytes(tmp_path / "model")
+    assert card["weights"] == (tmp_path / "model" / "model.safetensors").stat().st_size
+    layers = {f"backbone.{name}" for name, _ in linears(result.backbone)}
+    assert card["encoder"] >= sum(s for n, s in zip(parts, sizes, strict=True) if n in layers)
+    counts, before = count_parameters(result), count_parameters(encoder)
+    assert counts["total"] == before["total"] and counts["encoder"] == before["encoder"]
+    assert counts["non_embedding"] == before["non_embedding"]
+    assert count_macs(result, 8) == count_macs(encoder, 8)
+
+
+def test_three_bits_of_a_wide_model_are_three_bits_and_the_scales(tmp_path):
+    big = run("head", small(hidden_size=64, intermediate_size=256, vocab_size=2000), TASK).encoder
+    result = run("quantize(3, scope='group', group=64)", big, TASK).encoder
+    save_folder(result, tmp_path / "model")
+    numbers = sum(math.prod(part.shape) for part in stored_parts(result).values())
+    codes = sum(part.codes.nbytes for part in stored_parts(result).values())
+    assert codes == numbers * 3 // 8
+    assert measure_bytes(tmp_path / "model")["weights"] < numbers * (3 + 0.5) / 8 + 30_000
+
+
+def test_a_table_may_have_bits_of_its_own(encoder):
+    parts = stored_parts(run("quantize(3, embeddings=8)", encoder, TASK).encoder)
+    assert {part.grid.bits for part in parts.values() if isinstance(part, WholeEmbedding)} == {8}
+    assert {part.grid.bits for part in parts.values() if isinstance(part, WholeLinear)} == {3}
+
+
+def test_pruned_weights_are_counted_as_zeros_in_few_bits(encoder):
+    for recipe in ("quantize(4, symmetric=False)", "quantize(8, scope='group')"):
+        found = count_parameters(run(f"prune(0.3) | {recipe}", encoder, TASK).encoder)
+        assert 0.2 * found["encoder"] < found["encoder_non_zero"] <= round(0.3 * found["encoder"]) + 12
+
+
+@pytest.mark.parametrize("recipe", ["quantize(4)", "quantize(3, symmetric=False)", "codebook"])
+def test_what_is_kept_follows_what_is_stored_and_moves_with_no_copy(encoder, recipe):
+    result = run(recipe, encoder, TASK).encoder
+    before = scores_of(result, TASK)
+    with torch.inference_mode():  # what is kept there must serve training too
+        assert torch.equal(result(batch_of(result, TASK)), before)
+    result.train()(batch_of(result, TASK)).sum().backward()
+    twin = copy.deepcopy(result).eval()
+    assert all(not part._kept for part in stored_parts(twin).values())
+    part = twin.get_submodule("heads.task.dense")
+    with torch.no_grad():
+        (part.table if recipe == "codebook" else part.scale).mul_(2)
+    assert not torch.equal(scores_of(twin, TASK), before) and torch.equal(scores_of(result, TASK), before)
+    with torch.inference_mode():
+        born = run(recipe, encoder, TASK).encoder  # all its tensors are inference tensors, which have no version
+        assert torch.equal(born.eval()(batch_of(born, TASK)), before)
+
+
+def test_with_real_weights_it_is_a_plain_model(encoder):
+    for recipe in ("quantize(3)", "codebook", "quantize"):
+        result = run(recipe, encoder, TASK).encoder
+        plain = with_real_weights(result.copy())
+        assert not stored_parts(plain) and torch.equal(scores_of(plain, TASK), scores_of(result, TASK))
+        assert plain.state_dict().keys() == encoder.state_dict().keys()
+
+
+@pytest.mark.slow
+def test_packed_numbers_are_written_as_onnx(encoder, tmp_path):
+    if not all(map(find_spec, ("onnxscript", "onnxruntime"))):
+        pytest.skip("onnx is not installed")
+    save_folder(run("quantize(3, embeddings=8)", encoder, TASK).encoder, tmp_path / "model")
+    assert export_onnx(tmp_path / "model", tmp_path / "onnx")["difference"] < 1e-4
+
+
+def test_a_folder_of_before_there_were_other_bits_still_loads(encoder, tmp_path):
+    result = run("quantize", encoder, TASK).encoder
+    result.history[-1] = {"step": "quantize(bits=8, activations=False)", "plan": result.history[-1]["plan"]}
+    save_folder(result, tmp_path / "model")
+    loaded = load_folder(tmp_path / "model")
+    assert torch.equal(scores_of(loaded, TASK), scores_of(result, TASK))
+    assert {"weight", "scale", "bias"} == set(loaded.get_submodule("heads.task.dense").state_dict())
+
+
+# Inputs in 8 bits.
+
+
+@pytest.mark.parametrize("recipe", ["quantize(4, activations=True)", "quantize(4, True, 'group', group=6)"])
+def test_inputs_rounded_call_by_call_in_few_bits(encoder, recipe):
+    result = run(recipe, encoder, TASK).encoder
+    layer, inputs = result.get_submodule("heads.task.dense"), draw(6, 16)
+    torch.testing.assert_close(layer.train()(inputs), layer.eval()(inputs), atol=0.04, rtol=0)
+    assert 0 < (layer(inputs) - nn.functional.linear(inputs, layer.real(), layer.bias)).abs().max() < 0.1
+
+
+def test_ranges_of_inputs_are_those_of_the_texts_without_padding(encoder):
+    result = run("quantize(activations='static', texts=16)", encoder, TASK).encoder
+    parts = {name: part for name, part in stored_parts(result).items() if isinstance(part, WholeLinear)}
+    alone = {name: [math.inf, -math.inf] for name in parts}
+
+    def look(name, rows):
+        alone[name] = [min(alone[name][0], float(rows.min())), max(alone[name][1], float(rows.max()))]
+
+    single = draw_texts(encoder, TASK, 16, 0, "test", batch=1)
+    assert len(single) == 16 and all(batch.attention_mask is None for batch in single)  # nothing to leave out
+    watch_inputs(encoder, parts, single, look)
+    for name, part in parts.items():
+        torch.testing.assert_close(part.input_range, torch.tensor(alone[name]), atol=1e-5, rtol=1e-5)
+    shouting = encoder.copy()
+    with torch.no_grad():  # padding has the number 0, which no text of ours has
+        shouting.backbone.embeddings.word_embeddings.weight[0] = 100 * draw(16)
+    texts = draw_texts(shouting, TASK, 16, 0, "test")
+    assert any(batch.attention_mask is not None for batch in texts)
+    for name, bounds in input_bounds(shouting, parts, texts).items():
+        torch.testing.assert_close(bounds.aminmax()[1], torch.tensor(alone[name][1]), atol=1e-5, rtol=1e-5)
+
+
+def test_static_inputs_are_256_steps_and_no_more(encoder):
+    layer = run("quantize(activations='static')", encoder, TASK).encoder.get_submodule("heads.task.dense")
+    low, high = layer.input_range.tolist()
+    inputs = torch.cat([torch.linspace(2 * low, 2 * high, 992).view(-1, 16), torch.zeros(1, 16)])
+    step = (max(high, 0) - min(low, 0)) / 255
+    zero = round(-min(low, 0) / step)
+    codes = np.clip(np.round(inputs.double().numpy() / step) + zero, 0, 255)
+    wanted = torch.from_numpy((codes - zero) * step).float()
+    torch.testing.assert_close(layer(inputs), nn.functional.linear(wanted, layer.real(), layer.bias))
+    inputs.requires_grad_()
+    layer.train()(inputs).sum().backward()  # straight through, also beyond the range
+    torch.testing.assert_close(inputs.grad, layer.real().sum(0).expand_as(inputs))
+
+
+# Smoothing.
+
+
+def test_smoothing_changes_nothing_but_where_outliers_are(family):
+    before = run("head", small(family), TASK).encoder
+    after, pairs = before.copy(), smoothable(before)
+    texts = draw_texts(before, TASK, 8, 0, "test")
+    layers = [pair["layer"] for pair in pairs]
+    smooth(after, pairs, input_bounds(before, layers, texts), 0.5)
+    assert len(pairs) >= len(before.backbone.get_submodule(_stack(before))) and len(set(layers)) == len(layers)
+    torch.testing.assert_close(scores_of(after, TASK), scores_of(before, TASK), atol=1e-5, rtol=1e-4)
+    assert not torch.equal(state_of(after)[f"{layers[0]}.weight"], state_of(before)[f"{layers[0]}.weight"])
+    if family != "modernbert":  # there a layer takes a division over and is smoothed itself
+        for name, bounds in input_bounds(after, layers, texts).items():  # at one half both sides have one peak
+            peaks, columns = bounds.abs().amax(0), after.get_submodule(name).weight.abs().amax(0)
+            used = peaks > 0  # a ReLU may let nothing of a feature through
+            assert used.sum() > len(used) / 2
+            torch.testing.assert_close(peaks[used], columns[used], atol=1e-4, rtol=1e-3)
+
+
+def _stack(encoder):
+    from smallbert.model.anatomy import anatomy
+
+    return anatomy(encoder.backbone).layers
+
+
+def test_what_can_be_smoothed_is_what_nothing_else_reads():
+    def ends(family, **shape):
+        return sorted(
+            {pair["layer"].split("layer.")[-1].split("layers.")[-1] for pair in smoothable(small(family, **shape))}
+        )
+
+    out = "attention.output.dense"
+    assert ends("bert") == [f"0.{out}", f"1.{out}"]  # GELU and sums with the residual let nothing else through
+    assert ends("bert", hidden_act="relu") == [f"0.{out}", "0.output.dense", f"1.{out}", "1.output.dense"]
+    assert ends("electra") == [f"0.{out}", f"1.{out}", "backbone.embeddings_project"]
+    modern = ["attn.Wo", "attn.Wqkv", "mlp.Wi", "mlp.Wo"]
+    assert ends("modernbert") == [*(f"0.{m}" for m in modern if m != "attn.Wqkv"), *(f"1.{m}" for m in modern)]
+
+
+def test_the_plan_says_what_is_smoothed_and_the_result_is_near(encoder):
+    result = run("quantize(activations='static', smooth=0.5)", encoder, TASK).encoder
+    assert [pair["before"].split(".")[-1] for pair in result.history[-1]["plan"]["smoothed"]] == ["value", "value"]
+    assert (scores_of(result, TASK) - scores_of(encoder, TASK)).abs().max() < 0.01
+    value = "backbone.encoder.layer.0.attention.self.value.bias"
+    assert not torch.equal(state_of(result)[value], state_of(encoder)[value])
+
+
+# Error feedback.
+
+
+def naive_feedback(weight, products, grid):
+    """Optimal brain quantisation in a fixed order, on a symmetric grid of rows: the inverse loses one each time."""
+    weight = weight.double().numpy().copy()
+    hessian = products.numpy().copy()
+    hessian += np.eye(len(hessian)) * 0.01 * np.diag(products.numpy()).mean()
+    inverse = np.linalg.inv(hessian)
+    wide = np.broadcast_to(fit(torch.from_numpy(weight), grid)[0].numpy()[:, None], weight.shape)
+    top, made = 2 ** (grid.bits - 1) - 1, np.zeros_like(weight)
+    for i in range(weight.shape[1]):
+        made[:, i] = np.clip(np.round(weight[:, i] / wide[:, i]), -top, top) * wide[:, i]
+        error = (weight[:, i] - made[:, i]) / inverse[i, i]
+        weight[:, i + 1 :] -= np.outer(error, inverse[i, i + 1 :])
+        inverse -= np.outer(inverse[:, i], inverse[i]) / inverse[i, i]
+    return made
+
+
+@pytest.mark.parametrize("block", [4, 128])
+def test_feedback_is_the_naive_algorithm(block, monkeypatch):
+    monkeypatch.setattr(feedback, "BLOCK", block)
+    weight, inputs = draw(12, 18), draw(200, 18, seed=1) @ draw(18, 18, seed=2)
+    products, grid = inputs.double().T @ inputs.double(), Grid(3)
+    scales = fit(weight.double(), grid)
+    codes = round_with_feedback(weight.double(), products, scales, grid)
+    made = (codes.double() - 3) * scales[0][:, None]
+    wanted, plain = torch.from_numpy(naive_feedback(weight, products, grid)), rounded(weight.double(), grid)
+    better = output_error(weight, wanted, products) < output_error(weight, plain, products)
+    assert better.sum() >= 8
+    torch.testing.assert_close(made[better], wanted[better])
+    torch.testing.assert_close(made[~better], plain[~better])
+
+
+@pytest.mark.parametrize("grid", [Grid(4), Grid(3, "group", 5), Grid(2, "tensor"), Grid(3, "row", symmetric=False)])
+def test_feedback_is_never_worse_on_what_it_saw(grid):
+    weight, inputs = draw(20, 32), draw(300, 32, seed=1) @ draw(32, 32, seed=2)
+    products = inputs.double().T @ inputs.double()
+    scales = fit(weight, grid)
+    codes = [round_with_feedback(weight, products, scales, grid), encode(weight, scales, grid)]
+    scale, zero = rounding.spread_both(scales, weight.shape, grid)
+    made = [rounding.to_steps(one, zero, grid) * scale for one in codes]
+    outputs = [((one - weight) @ inputs.T).square().sum(1) for one in made]
+    assert (outputs[0] <= outputs[1] * 1.0001).all() and outputs[0].sum() < 0.8 * outputs[1].sum()
+
+
+def test_feedback_has_nothing_to_do_where_inputs_do_not_go_together():
+    weight, grid = draw(6, 10), Grid(3)
+    scales = fit(weight, grid)
+    for products in (torch.eye(10).double(), torch.zeros(10, 10).double()):  # the second: inputs never seen
+        assert torch.equal(round_with_feedback(weight, products, scales, grid), encode(weight, scales, grid))
+
+
+def test_feedback_in_a_recipe_brings_outputs_nearer(encoder):
+    texts = draw_texts(encoder, TASK, 16, 0, "test")
+    plain, fed = (run(f"quantize(3, feedback={on}, texts=16)", encoder, TASK).encoder for on in (False, True))
+    layers = [name for name, part in stored_parts(fed).items() if isinstance(part, WholeLinear)]
+    products = input_products(encoder, layers, texts)
+    assert set(products) == set(layers)
+    for name in layers:
+        weight = encoder.get_submodule(name).weight.detach()
+        errors = [
+            float(output_error(weight, one.get_submodule(name).real(), products[name]).sum()) for one in (fed, plain)
+        ]
+        assert errors[0] <= errors[1]
+    assert torch.equal(
+        state_of(fed)["backbone.embeddings.word_embeddings.codes"],
+        state_of(plain)["backbone.embeddings.word_embeddings.codes"],
+    )
+
+
+# Codebooks.
+
+
+def naive_centroids(values, bits):
+    """GOBO by hand: bins of equal count, then nearest and mean while the sum of distances falls."""
+    ordered = np.sort(values.double().numpy())
+    edges = np.linspace(0, len(ordered), 2**bits + 1).round().astype(int)
+    now = np.array([ordered[a:b].mean() for a, b in pairwise(edges)])
+    best, least = now, np.inf
+    while True:
+        distances = np.abs(ordered[:, None] - now[None])
+        error = distances.min(1).sum()
+        if error >= least:
+            return best
+        best, least = now, error
+        owner = distances.argmin(1)
+        now = np.array([ordered[owner == k].mean() if (owner == k).any() else now[k] for k in range(len(now))])
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_centroids_are_those_of_the_naive_algorithm(bits):
+    for seed in range(3):
+        values = draw(700, seed=seed) ** (3 if seed else 1)
+        found = find_centroids(values, bits)
+        np.testing.assert_allclose(found.numpy(), naive_centroids(values, bits), atol=1e-5)
+        codes = nearest(values, found).long()
+        wanted = (values[:, None] - found[None]).abs()
+        torch.testing.assert_close(wanted.gather(1, codes[:, None])[:, 0], wanted.min(1).values)
+
+
+def test_few_different_numbers_are_all_held():
+    values = torch.tensor([-1.0, 0.0, 0.0, 2.0, 2.0, 2.0] * 20)
+    table = find_centroids(values, 3)
+    torch.testing.assert_close(table[nearest(values, table).long()], values)
+
+
+def test_outliers_are_far_and_stay_as_they_are(encoder, tmp_path):
+    weight = draw(50, 80)
+    weight[3, 4], weight[7, 1] = 9.0, -11.0
+    apart = find_outliers(weight, 3.55)
+    z = (weight.double().numpy() - weight.double().numpy().mean()) / weight.double().numpy().std()
+    assert torch.equal(apart, torch.from_numpy(np.abs(z) > 3.55)) and apart[3, 4] and apart[7, 1]
+    sigma = 0.04  # the unit at which 3.55 deviations are the paper's log-density of -4
+    assert -0.5 * 3.55**2 - math.log(sigma * math.sqrt(2 * math.pi)) == pytest.approx(-4, abs=0.01)
+    result = run("codebook(3, embeddings=4, outliers=2.0)", encoder, TASK).encoder
+    parts = stored_parts(result)
+    for name, part in parts.items():
+        old, new = encoder.get_submodule(name).weight.detach(), part.real()
+        far = find_outliers(old, 2.0)
+        assert far.sum() == len(part.places) == result.history[-1]["plan"]["outliers"][name]
+        assert torch.equal(new[far], old[far]) and 0 < len(new[~far].unique()) <= 2**part.bits
+        assert part.bits == (4 if "embeddings" in name else 3)
+        assert part.codes.numel() == part.shape[0] * packed_size(part.shape[1], part.bits)
+        torch.testing.assert_close((new - old).abs()[~far], (old[~far, None] - part.table).abs().min(1).values)
+    assert sum(len(part.places) for part in parts.values()) > 20
+    assert count_parameters(result)["total"] == count_parameters(encoder)["total"]
+    save_folder(result, tmp_path / "model")
+    assert torch.equal(scores_of(load_folder(tmp_path / "model"), TASK), scores_of(result, TASK))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "match"),
+    [
+        ("quantize(5)", "bits must be 8, 4, 3, 2 or 1"),
+        ("quantize(4, scope='group', group=0)", "group is how many numbers"),
+        ("quantize(1, symmetric=False)", "one bit is a sign"),
+        ("quantize(smooth=0.5)", "needs activations"),
+        ("quantize(activations='static', smooth=1.0)", "smooth is a strength"),
+        ("quantize(texts=0)", "texts is how many"),
+        ("quantize(4) | quantize(3)", "no real-valued matrix left to round"),
+        ("codebook | quantize", "no real-valued matrix left to round"),
+        ("codebook(7)", "bits must be"),
+        ("codebook(outliers=0.0)", "standard deviations above 0"),
+    ],
+)
+def test_refusals(encoder, recipe, match):
+    with pytest.raises(UserError, match=match) as refusal:
+        run(recipe, encoder, TASK)
+    assert str(refusal.value).count("\n") in (0, 2)  # one sentence, and where in the recipe
+
+
+@pytest.mark.parametrize("recipe", ["quantize(activations='static')", "quantize(4, feedback=True)"])
+def test_looking_at_texts_needs_a_task(recipe):
+    with pytest.raises(UserError, match="no task to take them from"):
+        run(recipe, small())
