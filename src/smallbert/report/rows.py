@@ -20,18 +20,17 @@ def draw_rows(cells: Sequence[Cell], metric: str) -> "Figure":
     left = min(0.55, (0.3 + LETTER * max(map(len, names))) / wide)
     figure = new_figure((wide, high))
     axes = figure.add_axes((left, 0.35 / high, 0.97 - left, 1 - 0.85 / high))
+    look: dict[str, Any]
     for row, cell in enumerate(cells):
         colour = COLOURS["ink" if row == 0 else "accent"]
         for run in (run for run in cell.runs if run.score is not None):
             bad = run.status == "diverged"
-            look: dict[str, Any] = {"marker": "x" if bad else "o", "markersize": 5 if bad else 4.5}
+            look = {"marker": "x" if bad else "o", "markersize": 5 if bad else 4.5}
             axes.plot(run.score, row, color=colour, alpha=0.8 if bad else 0.35, zorder=3, **look)
         mean = cell.survivors
         if mean.value is not None:
-            bars = {"xerr": [mean.sd or 0.0], "elinewidth": 1.1, "capsize": 2.5}
-            axes.errorbar(
-                [mean.value], [row], fmt="|", color=colour, markersize=11, markeredgewidth=2, zorder=4, **bars
-            )
+            look = {"color": colour, "markersize": 11, "markeredgewidth": 2, "elinewidth": 1.1, "capsize": 2.5}
+            axes.errorbar([mean.value], [row], xerr=[mean.sd or 0.0], fmt="|", zorder=4, **look)
     if cells[0].survivors.value is not None:
         axes.axvline(cells[0].survivors.value, color=COLOURS["muted"], linewidth=0.8, linestyle=(0, (3, 3)), zorder=1)
     axes.set_yticks(range(len(names)), names)
