@@ -7,14 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 from toys import is_same_state, small, toy_task
-from workers import prepare_watched
+from workers import is_alive, prepare_watched, wait_until
 
 from smallbert import make, study
 from smallbert.arms import read_arms, read_vary, with_setting
@@ -320,20 +319,15 @@ def test_kill_minus_nine_with_workers_and_go_on(tmp_path, capsys):
 
     def children():
         found = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-        return [pid for pid in found if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return [pid for pid in found if is_alive(pid) and b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
-    end = time.monotonic() + 240
-    while len(list(out.glob("cards/*.json"))) < 3:
-        assert time.monotonic() < end and parent.poll() is None
-        time.sleep(0.02)
+    wait_until(lambda: len(list(out.glob("cards/*.json"))) >= 3 or parent.poll() is not None, 240)
+    assert parent.poll() is None
     workers = children()
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     assert len(workers) == 2
-    end = time.monotonic() + 15
-    while any(Path(f"/proc/{pid}").exists() for pid in workers):
-        assert time.monotonic() < end, "a worker outlived its parent"
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(is_alive, workers)), 15)
     before = {path: path.read_bytes() for path in out.glob("cards/*.json")}
     assert 3 <= len(before) < 12
     assert main([*words, "--report-only", "--json"]) == 0
