@@ -1,6 +1,7 @@
 """Alignment terms: against formulas in numpy, text by text, and whatever way texts are laid out."""
 
 import re
+from functools import cache
 from unittest.mock import patch
 
 import numpy as np
@@ -37,6 +38,11 @@ def pair(tmp_path_factory):
     return student, {"wide": (wide, str(folder / "wide")), "like": (like, str(folder / "like"))}
 
 
+@cache
+def with_head(family, seed=0):
+    return run("head", small(family, seed=seed), TASK).encoder
+
+
 def align(teacher=None, **settings):
     """The text of a phase that aligns and does nothing else."""
     settings = {"task": 0.0, **settings, **({} if teacher is None else {"teacher": teacher})}
@@ -68,10 +74,9 @@ def test_no_transform_hides_that(pair, transform):
 
 @pytest.mark.parametrize("what", WHATS)
 def test_in_every_family(family, what):
-    encoder = run("head", small(family), TASK).encoder
+    encoder, other = with_head(family), with_head(family, 2)
     layouts = [{}, {"slots": 7}, *([LAYOUTS["packed"]] if encoder.packable else [])]
     assert [float(loss_of(align(what=what), encoder, **layout).detach()) for layout in layouts] == [0.0] * len(layouts)
-    other = run("head", small(family, seed=2), TASK).encoder
     phase = phase_of(align(what=what), encoder, TASK)
     phase.encoder.eval().load_state_dict(other.state_dict())
     found = [float(phase.loss({"student": batch_of(encoder, TASK, **layout)}).detach()) for layout in layouts]

@@ -9,8 +9,8 @@ from smallbert.measuring.budget import Budget
 from smallbert.model.encoder import fingerprint
 from smallbert.tiny import make_encoder, make_task
 
-TRAIN = "train(epochs=8, lr=5e-3, batch=16)"
-TINY = demo.Scale(120, 40, 0.0, 1, "finetune(epochs=8, lr=5e-3, batch=16)", TRAIN)
+TRAIN = "train(epochs=5, lr=5e-3, batch=16)"
+TINY = demo.Scale(120, 40, 0.0, 1, "finetune(epochs=5, lr=5e-3, batch=16)", TRAIN)
 
 
 @pytest.fixture

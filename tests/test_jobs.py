@@ -5,12 +5,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from functools import partial
 from pathlib import Path
 
 import pytest
-from workers import broken, killed, prepare
+from workers import broken, is_alive, killed, prepare, wait_until
 
 from smallbert.errors import RunError
 from smallbert.jobs import run_jobs, shared_gpu
@@ -28,22 +27,8 @@ def do(folder, jobs, workers=2, **settings):
 
 
 def attempts(folder):
-    return sorted((folder / "attempts").read_text().split("\n")[:-1])
-
-
-def is_alive(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def wait_until(true, seconds: float = 60.0):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
+    path = folder / "attempts"
+    return sorted(path.read_text().split("\n")[:-1]) if path.exists() else []
 
 
 def test_workers_live_on_and_jobs_stay_together(tmp_path):
@@ -117,8 +102,16 @@ def test_what_stops_all_stops_all(tmp_path):
         run_jobs([[1]], killed, 1, lambda *_: None)
 
 
+@pytest.fixture
+def listening():
+    """Ctrl-C as at a terminal: a process that a shell started in the background ignores it, these tests too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("asking", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_stops_the_workers(tmp_path, asking):
+def test_an_interrupt_stops_the_workers(tmp_path, asking, listening):
     before = signal.getsignal(signal.SIGTERM)
 
     def interrupt():
@@ -134,15 +127,17 @@ def test_an_interrupt_stops_the_workers(tmp_path, asking):
     assert workers and not any(map(is_alive, workers)) and signal.getsignal(signal.SIGTERM) is before
 
 
-def test_no_worker_outlives_its_parent(tmp_path):
+@pytest.mark.parametrize("how", ["partial(prepare, folder)", "Slow(folder)"], ids=["at work", "while it imports"])
+def test_no_worker_outlives_its_parent(tmp_path, how):
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from functools import partial; from pathlib import Path; from smallbert.jobs import run_jobs\n"
-        f"from workers import prepare\nwork = partial(prepare, Path({str(tmp_path)!r}))\n"
-        "run_jobs([[('a', 'sleeps')], [('b', 'sleeps')]], work, 2, lambda *_: None)\n"
+        f"from workers import Slow, prepare\nfolder = Path({str(tmp_path)!r})\n"
+        f"run_jobs([[('a', 'sleeps')], [('b', 'sleeps')]], {how}, 2, lambda *_: None)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code])
-    wait_until(lambda: (tmp_path / "attempts").exists() and len(attempts(tmp_path)) == 2)
+    begun = (lambda: list(tmp_path.glob("worker-*"))) if "Slow" in how else (lambda: attempts(tmp_path))
+    wait_until(lambda: len(begun()) == 2)
     parent.kill()
     parent.wait()
     workers = [int(path.name.split("-")[1]) for path in tmp_path.glob("worker-*")]

@@ -220,7 +220,9 @@ def test_a_stride_halves_the_multiplications_of_the_layers():
     [
         "student(1, width=8, start='slice') | small_vocabulary(60)",
         "bilstm(4, embed=8)",
-        "bottleneck(layers=1, width=16, inner=8, heads=2, ffns=2, ffn=16, embed=8)",
+        pytest.param(
+            "bottleneck(layers=1, width=16, inner=8, heads=2, ffns=2, ffn=16, embed=8)", marks=pytest.mark.slow
+        ),
         "student(1, ffn=20, start='slice') | stride(2) | share_projections + distill + train(epochs=1, batch=8)",
     ],
 )

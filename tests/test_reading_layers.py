@@ -168,7 +168,14 @@ def test_frozen_parts_stay_as_they_are(which, moved):
     assert all(one.requires_grad for one in after.parameters())
 
 
-@pytest.mark.parametrize("recipe", ["mix_layers", "mix_layers(norm='layer')", "gate_layers", "connect_layers"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "mix_layers(norm='layer')",
+        "connect_layers | gate_layers",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("mix_layers", "gate_layers", "connect_layers")),
+    ],
+)
 def test_what_reads_layers_can_be_saved_loaded_and_exported(recipe, tmp_path):
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")

@@ -357,14 +357,14 @@ def command(out, *more):
 
 
 def test_the_command_searches_then_scores_and_goes_on(tmp_path, capsys):
-    assert main(command(tmp_path / "out", "--trials", 4)) == 0
+    assert main(command(tmp_path / "out", "--trials", 3)) == 0
     shown = capsys.readouterr().out
-    for words in ("finetune.lr", "0.2, 6", "4 trials: 4 went to the end", "tuning gained"):
+    for words in ("finetune.lr", "0.2, 6", "3 trials: 3 went to the end", "tuning gained"):
         assert words in shown
     out = tmp_path / "out"
     result = json.loads((out / "tune.json").read_text())
     assert [one["name"] for one in result["choices"]] == ["finetune.lr", "finetune.epochs"]
-    assert result["rows"] == {"train": 180, "held out": 20} and result["trials"]["done"] == 4
+    assert result["rows"] == {"train": 180, "held out": 20} and result["trials"]["done"] == 3
     assert {one["arm"] for one in result["final"]} <= {"default", "tuned"} and result["search_seed"] not in result[
         "seeds"
     ]
@@ -372,9 +372,9 @@ def test_the_command_searches_then_scores_and_goes_on(tmp_path, capsys):
     assert {card["seed"] for card in cards} == {0, 1} and {card["preset"] for card in cards} <= {"default", "tuned"}
     assert (out / "tune.png").stat().st_size > 10_000 and "## How it was done" in (out / "tune.md").read_text()
     assert not (out / "beginnings").exists() and not (out / "work").exists()
-    assert main(command(out, "--trials", 6, "--json")) == 0
+    assert main(command(out, "--trials", 4, "--json")) == 0
     said = capsys.readouterr()
-    assert json.loads(said.out)["trials"]["done"] == 6 and "4 of 6 trials are finished already" in said.err
+    assert json.loads(said.out)["trials"]["done"] == 4 and "3 of 4 trials are finished already" in said.err
     assert main(["report", str(out)]) == 0
 
 
@@ -431,9 +431,9 @@ def test_two_processes_share_a_search_and_killed_ones_are_gone_on_with(tmp_path)
 
 
 def test_several_jobs_do_what_one_would(tmp_path, capsys):
-    assert main(command(tmp_path / "out", "--trials", 6, "--jobs", 2, "--search-only")) == 0
+    assert main(command(tmp_path / "out", "--trials", 4, "--jobs", 2, "--search-only")) == 0
     lines = [json.loads(line) for line in (tmp_path / "out" / "trials.jsonl").read_text().splitlines()]
-    assert len(lines) == 6 and all(line["status"] in ("ok", "pruned") for line in lines)
+    assert len(lines) == 4 and all(line["status"] in ("ok", "pruned") for line in lines)
 
 
 # The report.

@@ -53,6 +53,37 @@ def meet(folder: Path, many: int, seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+def is_alive(process: int | str) -> bool:
+    """Whether a process runs; one that ended counts as gone, even where nobody asks how it ended."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def wait_until(true, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+class Slow:
+    """Preparation that takes long to unpack, as imports do."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __reduce__(self):
+        return _unpack_slowly, (self.folder,)
+
+
+def _unpack_slowly(folder: Path):
+    (folder / f"worker-{os.getpid()}").touch()
+    time.sleep(60)
+
+
 def prepare_watched(plan: dict, asked):
     """The work of a study whose trainings are noted as "methods process", and met or killed as planned.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -195,7 +196,8 @@ def _bury(worker: _Worker, crew: _Crew) -> None:
 def _start(prepare: Callable[[], Work]) -> _Worker:
     spawn = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
     ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=_serve, args=(prepare, theirs))
+    # Packed by hand: what it needs is imported when it is unpacked, and the worker must watch its parent before that.
+    process = spawn.Process(target=_serve, args=(pickle.dumps(prepare), theirs))
     process.start()
     theirs.close()  # so that its end is the end of the pipe
     return _Worker(process, ours)
@@ -215,7 +217,7 @@ def _dismiss(workers: list[_Worker]) -> None:
     workers.clear()
 
 
-def _serve(prepare: Callable[[], Work], pipe: Connection) -> None:
+def _serve(packed: bytes, pipe: Connection) -> None:
     """What a worker does: prepare once, then one piece after the other."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if hasattr(os, "setsid"):
@@ -234,7 +236,7 @@ def _serve(prepare: Callable[[], Work], pipe: Connection) -> None:
     warnings.simplefilter("ignore")  # of libraries, to programmers; the parent's screen is not theirs
     with suppress(KeyboardInterrupt, EOFError, BrokenPipeError):  # asked to stop, or nobody is there any more
         try:
-            work = prepare()
+            work = pickle.loads(packed)()
             pipe.send(("ready", None))
             while True:
                 piece, deaths, why = pipe.recv()

@@ -23,10 +23,10 @@ def draw_rows(cells: Sequence[Cell], metric: str) -> "Figure":
     look: dict[str, Any]
     for row, cell in enumerate(cells):
         colour = COLOURS["ink" if row == 0 else "accent"]
-        for run in (run for run in cell.runs if run.score is not None):
-            bad = run.status == "diverged"
+        runs = [(run.score, run.status == "diverged") for run in cell.runs if run.score is not None]
+        for score, bad in runs:
             look = {"marker": "x" if bad else "o", "markersize": 5 if bad else 4.5}
-            axes.plot(run.score, row, color=colour, alpha=0.8 if bad else 0.35, zorder=3, **look)
+            axes.plot(score, row, color=colour, alpha=0.8 if bad else 0.35, zorder=3, **look)
         mean = cell.survivors
         if mean.value is not None:
             look = {"color": colour, "markersize": 11, "markeredgewidth": 2, "elinewidth": 1.1, "capsize": 2.5}
