@@ -15,6 +15,7 @@ from smallbert.model.folders import save_folder
 from smallbert.presets.distillation import ROWS as ROWS_OF_PRESETS
 from smallbert.probing.attentions import watched
 from smallbert.recipe import Recipe
+from smallbert.tiny import SHAPES
 from smallbert.training.alignment import MAPS, attention_scores
 from smallbert.training.loop import train
 
@@ -72,7 +73,15 @@ def test_no_transform_hides_that(pair, transform):
     assert float(loss_of(align(transform=transform), pair[0]).detach()) == 0.0
 
 
-@pytest.mark.parametrize("what", WHATS)
+# Each term in every other family, and each family with every other term; the rest with -m slow.
+FAMILIES = [
+    pytest.param(family, what, marks=() if (row + column) % 2 == 0 else pytest.mark.slow)
+    for row, family in enumerate(SHAPES)
+    for column, what in enumerate(WHATS)
+]
+
+
+@pytest.mark.parametrize(("family", "what"), FAMILIES)
 def test_in_every_family(family, what):
     encoder, other = with_head(family), with_head(family, 2)
     layouts = [{}, {"slots": 7}, *([LAYOUTS["packed"]] if encoder.packable else [])]

@@ -4,16 +4,16 @@ import json
 
 import pytest
 import torch
+from conftest import EACH
 from toys import batch_of, run, small, toy_task
 
 from smallbert.errors import UserError
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.mixing import AXES
-from smallbert.tiny import SHAPES
 
 TASK = toy_task("classify", 24)
 SHORT = "train(epochs=2, batch=8, lr=0.003)"
-every_family = pytest.mark.parametrize("family", list(SHAPES))
+every_family = pytest.mark.parametrize("family", EACH)
 
 
 def with_values(encoder):
