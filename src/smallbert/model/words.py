@@ -49,12 +49,12 @@ class WordHead(nn.Module):
         config: Any = backbone.config
         table: Any = words(backbone)
         self.words = table
-        width = table.weight.shape[1]
+        width = table.embedding_dim
         eps = next((getattr(config, name) for name in ("layer_norm_eps", "norm_eps") if hasattr(config, name)), 1e-12)
         self.dense = nn.Linear(config.hidden_size, width)
         self.activation = ACT2FN[getattr(config, ACTIVATIONS.get(config.model_type, "hidden_act"), "gelu")]
         self.norm = nn.LayerNorm(width, eps=eps)
-        self.bias = nn.Parameter(torch.zeros(len(table.weight)))
+        self.bias = nn.Parameter(torch.zeros(table.num_embeddings))
         self.passing = False  # whether it goes when its phase ends
 
     @property
@@ -76,9 +76,11 @@ class WordHead(nn.Module):
         return functional.linear(self.norm(self.activation(self.dense(hidden))), self._matrix(), self.bias)
 
     def _matrix(self) -> Tensor:
-        """A row a word; a packed table is looked up whole."""
-        weight: Any = self.words.weight
-        return weight if weight.is_floating_point() else self.words(torch.arange(len(weight), device=weight.device))
+        """A row a word; a table stored in few bits is looked up whole."""
+        if isinstance(self.words, nn.Embedding):
+            return self.words.weight
+        found: Tensor = self.words(torch.arange(self.outputs, device=self.bias.device))
+        return found
 
 
 def find_word_head(folder: Path, family: str) -> dict[str, Tensor]:
