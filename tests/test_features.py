@@ -160,6 +160,7 @@ def test_killed_and_gone_on_with_is_the_same_to_the_byte(tmp_path):
         build(tmp_path / "s")  # nothing is left to do
 
 
+@pytest.mark.slow  # starts processes, each of which takes seconds to import
 def test_two_processes_build_what_one_builds(tmp_path):
     told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}  # what a launcher tells
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "two"), "none"]
@@ -300,6 +301,7 @@ print(max(read[-100:]) - max(read[:100]))
 """
 
 
+@pytest.mark.slow
 def test_memory_stays_flat(tmp_path):
     command = [sys.executable, "-c", MEMORY, str(tmp_path / "s")]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)

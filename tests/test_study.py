@@ -229,6 +229,7 @@ def trainings(folder):
     return found
 
 
+@pytest.mark.slow  # starts processes, each of which takes seconds to import
 def test_runs_behind_one_beginning_go_to_many_workers(tmp_path, monkeypatch):
     """Two of them wait for each other, so that they must run at once; all are what they are one by one."""
     monkeypatch.setattr(study, "_prepare", partial(prepare_watched, {CUT: 2, TAUGHT: 2}))

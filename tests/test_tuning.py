@@ -405,6 +405,7 @@ def start(out, storage, *more):
     return subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow  # starts processes, each of which takes seconds to import
 def test_two_processes_share_a_search_and_killed_ones_are_gone_on_with(tmp_path):
     storage = tmp_path / "shared.db"
     both = [start(tmp_path / name, storage, "--trials", 400) for name in ("one", "two")]
@@ -430,6 +431,7 @@ def test_two_processes_share_a_search_and_killed_ones_are_gone_on_with(tmp_path)
     assert {one.trial for one in after if one.status == "died"} <= again
 
 
+@pytest.mark.slow  # starts processes, each of which takes seconds to import
 def test_several_jobs_do_what_one_would(tmp_path, capsys):
     assert main(command(tmp_path / "out", "--trials", 4, "--jobs", 2, "--search-only")) == 0
     lines = [json.loads(line) for line in (tmp_path / "out" / "trials.jsonl").read_text().splitlines()]
