@@ -35,6 +35,7 @@ def bert_size(width, ffn, count, vocabulary=100, places=72, outputs=3):
     [
         ("student(2)", [1, 3]),
         ("student(2, which='first')", [0, 1]),
+        ("student(2, which='spread')", [0, 3]),
         ("student([0, 3])", [0, 3]),
         ("student(3, which='ends')", [0, 1, 3]),
     ],
@@ -100,6 +101,20 @@ def test_modernbert_keeps_both_rows_of_a_gated_neuron_and_q_k_v_of_a_head():
     rows = torch.cat([torch.arange(4) + 4 * head for head in choice.heads.tolist()])
     assert torch.equal(mine.attn.Wqkv.weight, theirs.attn.Wqkv.weight[torch.cat([rows, rows + 16, rows + 32])])
     assert torch.equal(mine.mlp.Wi.weight, theirs.mlp.Wi.weight[torch.cat([choice.neurons, choice.neurons + 32])])
+
+
+def test_smaller_heads_turn_as_fast_as_those_they_were_cut_out_of():
+    """A head of half the size has every second angle, so its numbers stay where they turned as they do now."""
+    teacher = trained("modernbert")
+    student = run("student([2], width=8, heads=4, start='slice')", teacher, TASK).encoder
+    place = torch.arange(5)[None]
+    angles = [e.backbone.rotary_emb(torch.zeros(1), place, "full_attention")[0][0] for e in (teacher, student)]
+    (choice,) = choose(teacher, [2], 4, 4, 2, 16)
+    assert choice.looks.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+    torch.testing.assert_close(angles[0][:, choice.looks[:2]], angles[1])
+    assert torch.isfinite(scores_of(student, TASK)).all()
+    with pytest.raises(UserError, match="even size"):
+        run("student([2], width=12, heads=4, start='slice')", teacher, TASK)
 
 
 def test_what_weighs_nothing_goes_first():
@@ -177,13 +192,13 @@ def test_random_students_follow_the_seed():
         ("student(2, width=10, heads=3, start='random')", "3 equal heads"),
         ("quantize | student(2, width=8, start='slice')", "plain weights"),
         ("stride(2) | student(2, width=8, start='slice')", "behind it"),
-        ("mix_layers | bilstm", "after it"),
-        ("bilstm(4, embed=8) | drop_layers(1)", "works on layers"),
-        ("bilstm(4, embed=8) | student(1)", "works on layers"),
-        ("bilstm(4, embed=8) | mix_layers", "works on layers"),
-        ("bilstm(4, embed=8) | stride(2)", "works on layers"),
-        ("bilstm(4, embed=8) | connect_layers", "works on layers"),
-        ("bilstm(4, embed=17)", "cannot become 17"),
+        ("mix_layers | lstm", "after it"),
+        ("lstm(4, embed=8) | drop_layers(1)", "works on layers"),
+        ("lstm(4, embed=8) | student(1)", "works on layers"),
+        ("lstm(4, embed=8) | mix_layers", "works on layers"),
+        ("lstm(4, embed=8) | stride(2)", "works on layers"),
+        ("lstm(4, embed=8) | connect_layers", "works on layers"),
+        ("lstm(4, embed=17)", "cannot become 17"),
         ("student(3, model='x')", r"student\(model='x'\) \| student\(4\)"),
         ("small_vocabulary(text='nowhere.txt')", "no text file"),
     ],
@@ -229,7 +244,7 @@ def test_a_checkpoint_of_this_very_task_keeps_its_head(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "student", ["student(1)", "student(2, width=8, start='slice')", "bilstm(4, embed=8)", "small_vocabulary(60)",
+    "student", ["student(1)", "student(2, width=8, start='slice')", "lstm(4, embed=8)", "small_vocabulary(60)",
                 "bottleneck(layers=1, width=16, inner=8, heads=2, ffns=2, ffn=16, embed=8)", "stride(2)"]
 )  # fmt: skip
 @pytest.mark.parametrize("joint", ["|", "+"])

@@ -37,7 +37,7 @@ class Student(Method):
     heads: int | None = None  # with a width: as many heads as keep their size; alone: that many of the old heads
     ffn: int | None = None  # in proportion to the width
     start: Literal["copy", "slice", "random"] = "copy"
-    which: Literal["even", "first", "last", "ends"] = "even"
+    which: Literal["even", "spread", "first", "last", "ends"] = "even"
     model: str | None = None  # a hub name or a folder, with its own tokenizer
 
     def check(self) -> None:
@@ -164,10 +164,10 @@ class Student(Method):
                 what = f"{grown[0]}={sizes[grown[0]]}" if grown else f"a head of {sizes['size']} numbers"
                 most = f"{grown[0]}={old[grown[0]]}" if grown else f"one of {old_size}"
                 raise UserError(f"student: {what} cannot be cut out of {most}; ask for less, or write start='random'")
-            if row.style == "modernbert" and sizes["size"] != old_size:
+            if row.style == "modernbert" and sizes["size"] != old_size and sizes["size"] % 2:
                 raise UserError(
-                    f"student: heads that turn with the position cannot be cut to {sizes['size']} of their {old_size} "
-                    f"numbers; give heads={sizes['width'] // old_size} or start='random'"
+                    f"student: heads that turn with the position have an even size, not {sizes['size']}; give another "
+                    "width or number of heads"
                 )
 
 

@@ -1,7 +1,8 @@
 """Filling a smaller backbone from a larger one: the weights that matter most, at the places where they fit.
 
 What matters is told by weights alone. A dimension of a head counts |q row| * |k row| for looking and |v row| * |out
-column| for what is passed on, a head the sum of both over its dimensions; an inner neuron |up row| * |down column|; a
+column| for what is passed on, a head the sum of both over its dimensions (where heads turn with the position, those that
+look are chosen by how fast they turn); an inner neuron |up row| * |down column|; a
 feature of the hidden state the squares of all that reads and writes it, over the layers that stay.
 """
 
@@ -76,12 +77,22 @@ def choose(old: Encoder, numbers: list[int], count: int, heads: int, size: int, 
     choices = []
     for each, (looks, passes, neurons) in zip(importance, measured, strict=True):
         which, old_size = top(each, heads), looks.shape[1]
-        rows = [
-            torch.cat([head * old_size + top(values[head], size) for head in which.tolist()])
-            for values in (looks, passes)
-        ]
-        choices.append(Choice(which, rows[0], rows[1], top(neurons, inner)))
+        turning = _turning(old_size, size) if anatomy(backbone).style == "modernbert" else None
+        looking, passing = (
+            torch.cat([head * old_size + (top(values[head], size) if same is None else same) for head in which.tolist()])
+            for values, same in ((looks, turning), (passes, None))
+        )
+        choices.append(Choice(which, looking, passing, top(neurons, inner)))
     return choices
+
+
+def _turning(old: int, new: int) -> Tensor:
+    """Of a head that turns with the position, the pairs of numbers that turn as fast as those of a head of `new`.
+
+    8, 4  ->  0, 2 and what turns with them, 4, 6
+    """
+    pairs = torch.arange(new // 2) * old // new
+    return torch.cat([pairs, pairs + old // 2])
 
 
 def features(old: Encoder, numbers: list[int]) -> Tensor:
