@@ -23,6 +23,7 @@ class Distill(Method):
     """Learn from a teacher's scores: alpha * T^2 * KL(teacher || student) + (1 - alpha) * the task's own loss."""
 
     trains: ClassVar[bool] = True
+    teaches: ClassVar[bool] = True
 
     teacher: str = "latest"
     alpha: float = 0.9
