@@ -308,6 +308,38 @@ def test_a_distilbert_student_leaves_the_token_types_to_its_teacher(tmp_path):
     assert not torch.allclose(without, own, atol=1e-4)  # it would have noticed
 
 
+@pytest.mark.parametrize("kind", ["classify", "regress", "tag"])
+def test_a_teacher_may_read_more_of_a_text_than_its_student(kind):
+    """The student reads six words of a text, the teacher all; of words that only the teacher sees nothing is learned."""
+    task = toy_task(kind, 24)
+    encoder = run("head", small(), task).encoder
+    phase = phase_of(f"distill(length=40, alpha=1.0) + {WHOLE}", encoder, task, length=8)
+    view = view_of("latest")
+    whole, short = stream_of(encoder, task, "train").views["student"], phase.stream.views["student"]
+    assert np.array_equal(phase.stream.views[view].ids, whole.ids)
+    assert max(short.lengths) == 8 < max(whole.lengths)
+    batches = {name: make_batch(phase.stream, np.arange(9), Layout(False, 64), view=name) for name in ("student", view)}
+    phase.encoder.eval()
+    found = phase.loss(batches).item()
+    with torch.no_grad():
+        ours, theirs = (encoder(batches[name]) for name in ("student", view))
+    if kind == "tag":  # each word the student sees is the same token of the teacher's longer text
+        theirs = theirs[:, : ours.shape[1]]
+    each = divergence(kind, ours, theirs, phase.look_at(batches), 2.0)
+    assert found == pytest.approx(each.sum().item() / 9, rel=1e-3) and found > 0
+    assert not run(f"distill(length=40) + {WHOLE}", encoder, task, length=8, judge=False).diverged
+
+
+def test_a_teacher_that_reads_more_is_refused_where_tokens_or_spans_are_compared(encoder):
+    for recipe, model, task, words in (
+        (f"align('hidden') + distill(length=40) + {WHOLE}", encoder, TASK, "compares what both make"),
+        (f"distill(length=40) + {WHOLE}", run("head", small(), toy_task("answer")).encoder, toy_task("answer"), "spans"),
+        ("distill(length=3)", encoder, TASK, "8 or more"),
+    ):
+        with pytest.raises(UserError, match=words):
+            run(recipe, model, task)
+
+
 def test_the_teacher_stays_in_evaluation_mode_while_training(encoder):
     modes = []
     with METHODS.for_now():
