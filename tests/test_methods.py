@@ -310,7 +310,7 @@ def test_a_distilbert_student_leaves_the_token_types_to_its_teacher(tmp_path):
 
 @pytest.mark.parametrize("kind", ["classify", "regress", "tag"])
 def test_a_teacher_may_read_more_of_a_text_than_its_student(kind):
-    """The student reads six words of a text, the teacher all; of words that only the teacher sees nothing is learned."""
+    """The student reads six words of a text, the teacher all; what it alone sees is no word of the student's."""
     task = toy_task(kind, 24)
     encoder = run("head", small(), task).encoder
     phase = phase_of(f"distill(length=40, alpha=1.0) + {WHOLE}", encoder, task, length=8)
@@ -333,7 +333,12 @@ def test_a_teacher_may_read_more_of_a_text_than_its_student(kind):
 def test_a_teacher_that_reads_more_is_refused_where_tokens_or_spans_are_compared(encoder):
     for recipe, model, task, words in (
         (f"align('hidden') + distill(length=40) + {WHOLE}", encoder, TASK, "compares what both make"),
-        (f"distill(length=40) + {WHOLE}", run("head", small(), toy_task("answer")).encoder, toy_task("answer"), "spans"),
+        (
+            f"distill(length=40) + {WHOLE}",
+            run("head", small(), toy_task("answer")).encoder,
+            toy_task("answer"),
+            "spans",
+        ),
         ("distill(length=3)", encoder, TASK, "8 or more"),
     ):
         with pytest.raises(UserError, match=words):

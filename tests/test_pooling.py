@@ -339,7 +339,9 @@ def test_a_teacher_that_reads_padding_scores_as_it_does_alone(packed):
         torch.testing.assert_close(seen.scores, teacher(batch))
         plain = teacher.look(batch, wanted, scores=False).taps if wanted else {}
         assert all(torch.equal(seen.taps[role][at], plain[role][at]) for role in wanted for at in wanted[role])
-    recipe = "mark('teacher') | head | align('hidden', teacher='teacher') + distill('teacher') + train(epochs=1, batch=8)"
+    recipe = (
+        "mark('teacher') | head | align('hidden', teacher='teacher') + distill('teacher') + train(epochs=1, batch=8)"
+    )
     assert not run(recipe, teacher, task, judge=False).diverged
 
 

@@ -41,7 +41,9 @@ class Distill(Method):
                 f"distill: alpha is between 0 and 1 and temperature above 0, not {self.alpha} and {self.temperature}"
             )
         if self.length is not None and self.length < 8:
-            raise UserError(f"distill: length is how many tokens of a text the teacher reads, 8 or more, not {self.length}")
+            raise UserError(
+                f"distill: length is how many tokens of a text the teacher reads, 8 or more, not {self.length}"
+            )
 
     def attach(self, phase: Any) -> None:
         """Find the teacher, and see that it answers in the student's terms."""
@@ -65,8 +67,8 @@ class Distill(Method):
         for other in phase.methods:
             if other.teaches and other.teacher == self.teacher and getattr(other, "length", None) != self.length:
                 raise UserError(
-                    f"distill(length={self.length}) lets the teacher read other tokens than the student, but {other.name} "
-                    "compares what both make of the same ones; put them into phases of their own"
+                    f"distill(length={self.length}) lets the teacher read other tokens than the student, but "
+                    f"{other.name} compares what both make of the same ones; put them into phases of their own"
                 )
         phase.stream.views[view_of(self.teacher)] = phase.tokenise(tokenizer, length=self.length).views[STUDENT]
 

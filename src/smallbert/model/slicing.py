@@ -1,9 +1,9 @@
 """Filling a smaller backbone from a larger one: the weights that matter most, at the places where they fit.
 
 What matters is told by weights alone. A dimension of a head counts |q row| * |k row| for looking and |v row| * |out
-column| for what is passed on, a head the sum of both over its dimensions (where heads turn with the position, those that
-look are chosen by how fast they turn); an inner neuron |up row| * |down column|; a
-feature of the hidden state the squares of all that reads and writes it, over the layers that stay.
+column| for what is passed on, a head the sum of both over its dimensions; an inner neuron |up row| * |down column|; a
+feature of the hidden state the squares of all that reads and writes it, over the layers that stay. Where heads turn
+with the position, the dimensions that look are chosen by how fast they turn.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def choose(old: Encoder, numbers: list[int], count: int, heads: int, size: int, 
         which, old_size = top(each, heads), looks.shape[1]
         turning = _turning(old_size, size) if anatomy(backbone).style == "modernbert" else None
         looking, passing = (
-            torch.cat([head * old_size + (top(values[head], size) if same is None else same) for head in which.tolist()])
+            torch.cat(
+                [head * old_size + (top(values[head], size) if same is None else same) for head in which.tolist()]
+            )
             for values, same in ((looks, turning), (passes, None))
         )
         choices.append(Choice(which, looking, passing, top(neurons, inner)))
