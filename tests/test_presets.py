@@ -29,7 +29,7 @@ TINY = {
     r"ffn=\d+": "ffn=20",
     r"heads=(12|48)": "heads=4",
     r"heads=6": "heads=3",
-    r"bottleneck\([^)]*\)": "bottleneck(layers=5, width=24, inner=8, heads=4, ffns=2, ffn=16, embed=8)",
+    r"bottleneck\([^)]*\)": "bottleneck(layers=5, width=24, inner=8, heads=4, ffns=2, ffn=16, embed=4)",
     r"lstm\([^)]*\)": "lstm(6, inner=5)",
     r"size=4928": "size=60",
 }
