@@ -1,8 +1,9 @@
 """Students: what they keep of the teacher to the last bit, what they weigh, who teaches them, and that they learn."""
 
+import numpy as np
 import pytest
 import torch
-from toys import batch_of, is_same_state, phase_of, run, scores_of, small, toy_task
+from toys import batch_of, is_same_state, phase_of, run, scores_of, small, snapshot, toy_task
 from transformers import AutoModelForSequenceClassification
 
 from smallbert.data import tokenizer_key
@@ -11,7 +12,9 @@ from smallbert.measuring.cost import count_parameters
 from smallbert.model.anatomy import layers, part, words
 from smallbert.model.encoder import load
 from smallbert.model.folders import load_folder, save_folder
+from smallbert.model.heads import losses
 from smallbert.model.slicing import choose, features, top
+from smallbert.training.importance import weigh_by_loss
 
 TASK = toy_task("pair", 16)
 PLAIN = ["bert", "roberta", "electra", "distilbert", "mpnet", "deberta-v2"]
@@ -130,6 +133,42 @@ def test_what_weighs_nothing_goes_first():
     assert count_parameters(student)["encoder"] == 3 * (4 * 12 * 16 + 2 * 16 * 30)
 
 
+def test_by_the_loss_what_never_speaks_goes_first():
+    """Neurons with the largest weights of all, but far below where their activation begins."""
+    teacher, dead = trained(), [3, 17, 30]
+    with torch.no_grad():
+        for layer in layers(teacher.backbone):
+            layer.intermediate.dense.weight[dead] *= 5
+            layer.intermediate.dense.bias[dead] = -1000.0
+    loss, size = (
+        run(f"student([0, 1, 2], ffn=29, start='slice', by='{by}')", teacher, TASK).encoder for by in ("loss", "size")
+    )
+    torch.testing.assert_close(scores_of(loss, TASK), scores_of(teacher, TASK))
+    assert not torch.allclose(scores_of(size, TASK), scores_of(teacher, TASK), atol=1e-4)
+
+
+def test_importance_is_weights_times_gradients(family):
+    """Summed over batches; of one example at a time it is what autograd says, and the encoder stays as it was."""
+    teacher = trained(family, count=2)
+    before = snapshot(teacher)
+    found = weigh_by_loss(teacher, toy_task("pair", 40), 40, 0)
+    assert snapshot(teacher) == before and set(found) == set(teacher.backbone.parameters())
+    order = torch.from_numpy(np.random.default_rng(0).permutation(40))
+    wanted = dict.fromkeys(found, 0.0)
+    for some in order.split(32):
+        batch = batch_of(teacher, toy_task("pair", 40), some.tolist(), split="train")
+        loss = losses(teacher.head, teacher(batch), batch).sum()
+        got = torch.autograd.grad(loss, list(found), allow_unused=True)
+        wanted = {
+            p: wanted[p] + (0.0 if g is None else (p * g).abs().detach()) for p, g in zip(found, got, strict=True)
+        }
+    for parameter, value in found.items():
+        torch.testing.assert_close(value, wanted[parameter] + torch.zeros_like(value), atol=1e-5, rtol=1e-3)
+    if family != "mobilebert":
+        student = run("student(1, width=12, ffn=20, start='slice', by='loss')", teacher, TASK).encoder
+        assert torch.isfinite(scores_of(student, TASK)).all()
+
+
 def test_zeros_stay_held_in_a_slice():
     sparse = run("magnitude(0.5) + train(epochs=1, batch=8) | student(2, heads=2, start='slice')", trained(), TASK)
     names = [name for name, _ in sparse.encoder.held("zeros")]
@@ -187,6 +226,7 @@ def test_random_students_follow_the_seed():
         ("student(5)", "the model has 3"),
         ("student([2, 1])", "counted from 0 to 2"),
         ("student(2, width=8)", "start='slice'"),
+        ("student(2, by='loss')", "write start='slice'"),
         ("student(2, width=32, start='slice')", "cannot be cut out of width=16"),
         ("student(2, width=16, heads=2, start='slice')", "a head of 8 numbers"),
         ("student(2, width=10, heads=3, start='random')", "3 equal heads"),

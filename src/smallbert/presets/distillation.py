@@ -186,18 +186,17 @@ ROWS = [
                     for size, epochs in (
                         ("10", 0.5),
                         ("8", 0.5),
-                        ("8, heads=6, ffn=1024, start='slice'", 0.5),
-                        ("8, heads=2, ffn=512, start='slice'", 10.0),
+                        ("8, heads=6, ffn=1024, start='slice', by='loss'", 0.5),
+                        ("8, heads=2, ffn=512, start='slice', by='loss'", 10.0),
                     )
                 ),
             ]
         ),
         "Liu et al. 2021, ROSITA: Refined BERT cOmpreSsion with InTegrAted techniques",
-        "Layers go first, from twelve over ten to eight, then heads and inner neurons, to two and 512, each time with "
-        "some training on the teacher's hidden states and answers and changed copies of the texts. The published run "
-        "tells what matters by gradients times weights, prunes in many small steps, and keeps words in 128 numbers by "
-        "a singular value decomposition; ours goes by the sizes of weights, in four steps, and leaves words as they "
-        "are. "
+        "Layers go first, from twelve over ten to eight, then heads and inner neurons, to two and 512, those without "
+        "which the loss would rise least; each time with some training on the teacher's hidden states and answers and "
+        "changed copies of the texts. The published run prunes in many small steps and keeps words in 128 numbers by a "
+        "singular value decomposition; ours goes in four steps and leaves words as they are. "
         f"{NEAREST}",
         unpublished("only a mean over tasks, 98.5 % of BERT at a 7.5th of its size, is known, and was not checked"),
     ),
