@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from smallbert.data import Layout, make_batch, tokenise, usable_length
+from smallbert.data import STUDENT, Layout, make_batch, tokenise, usable_length
 from smallbert.model.encoder import Encoder
 from smallbert.model.heads import losses
+from smallbert.processes import agree
 
 if TYPE_CHECKING:
     from smallbert.tasks import Task
@@ -26,7 +27,7 @@ def weigh_by_loss(encoder: Encoder, task: Task, examples: int, seed: int) -> dic
     rows = task.split("train")
     order = np.random.default_rng(seed).permutation(len(rows))[:examples]
     stream = tokenise(encoder.tokenizer, rows.take(order.tolist()), task.kind, usable_length(encoder, None, task))
-    layout = Layout(False, int(max(stream.views["student"].lengths)))
+    layout = Layout(False, int(max(stream.views[STUDENT].lengths)))
     seen = encoder.copy().eval().requires_grad_(True)
     pairs = list(zip(encoder.backbone.parameters(), seen.backbone.parameters(), strict=True))
     total = {mine: torch.zeros_like(mine) for mine, _ in pairs}
@@ -37,4 +38,5 @@ def weigh_by_loss(encoder: Encoder, task: Task, examples: int, seed: int) -> dic
         for mine, copy in pairs:
             if copy.grad is not None:
                 total[mine] += (copy.detach() * copy.grad).abs()
+    agree(total.values())  # sums differ in the last bit from device to device
     return total
