@@ -328,6 +328,23 @@ def test_what_reads_padding_sees_the_same_of_it_in_any_company():
     assert not torch.allclose(scores_of(masked, task), scores_of(encoder, task))  # the padding does matter
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_teacher_that_reads_padding_scores_as_it_does_alone(packed):
+    """And what it tells of its layers stands where the tokens of the batch do."""
+    task = toy_task("pair", 16)
+    teacher = run("pool_layers(masked=False, length=40)", small("bert", layers=2), task).encoder
+    batch = batch_of(teacher, task, packed=packed)
+    for wanted in ({}, {"hidden": {0, 2}, "q": {1}}):
+        seen = teacher.look(batch, wanted)
+        torch.testing.assert_close(seen.scores, teacher(batch))
+        plain = teacher.look(batch, wanted, scores=False).taps if wanted else {}
+        assert all(torch.equal(seen.taps[role][at], plain[role][at]) for role in wanted for at in wanted[role])
+    recipe = (
+        "mark('teacher') | head | align('hidden', teacher='teacher') + distill('teacher') + train(epochs=1, batch=8)"
+    )
+    assert not run(recipe, teacher, task, judge=False).diverged
+
+
 # What they cost, and what can be cut.
 
 

@@ -60,14 +60,15 @@ class Setting:
     memory: dict[str, dict[str, Any]] | None = None
     states: Path | None = None
 
-    def tokenise(self, tokenizer: Any, rows: Split | None = None) -> Stream:
-        """The task's training examples for a tokenizer, made once; or those of other rows."""
+    def tokenise(self, tokenizer: Any, rows: Split | None = None, length: int | None = None) -> Stream:
+        """The task's training examples for a tokenizer, made once; or those of other rows, or cut at another length."""
         if self.task is None:
             raise UserError("this recipe trains, so it needs a task: give --task")
         name = tokenizer_key(tokenizer)
         report = lambda done, total: self.say("tokenising", done, total, "")  # noqa: E731
-        if rows is not None:
-            return tokenise(tokenizer, rows, self.task.kind, self.length, report)
+        if rows is not None or length is not None:
+            rows = self.task.split("train") if rows is None else rows
+            return tokenise(tokenizer, rows, self.task.kind, length or self.length, report)
         if name not in self.streams:
             rows = self.task.split("train")
             self.streams[name] = tokenise(tokenizer, rows, self.task.kind, self.length, report)

@@ -146,8 +146,14 @@ class Encoder(nn.Module):
         return list(hidden.to(min(dtypes, key=lambda dtype: dtype.itemsize)))
 
     def look(self, batch: Batch, wanted: Wanted, scores: bool = True, head: str = HEAD) -> Seen:
-        """What is wanted of states and parts of layers (see `tap`), and a head's scores; no more is kept or run."""
-        seen = Seen()
+        """What is wanted of states and parts of layers (see `tap`), and a head's scores; no more is kept or run.
+
+        What is tapped stands where the tokens of the batch do, so a head that wants more padding is read apart.
+        """
+        seen, read = Seen(), self.as_read(batch) if scores else batch
+        if read.input_ids.shape != batch.input_ids.shape and wanted:
+            return Seen(self.look(read, {}, True, head).scores, self.look(batch, wanted, False).taps)
+        batch = read
         walked = walk(self.backbone, self.order, batch, None, self.connections, self.stride)
         with closing(tap(walked, self.backbone, wanted, seen.taps)) as states:  # type: ignore[type-var]
             if scores:
