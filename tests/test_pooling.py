@@ -225,6 +225,7 @@ def test_every_form_reads_every_kind_of_task_in_both_layouts(form, kind, tmp_pat
     for number in range(3):
         alone = scores_of(encoder, task, index=[number])[0]
         torch.testing.assert_close(alone, streamed[number] if whole else streamed[number, : len(alone)])
+    assert count_macs(encoder, 16) > 0
     assert save_folder(encoder, tmp_path / "model") == "smallbert"
     loaded = load_folder(tmp_path / "model")
     assert is_same_state(loaded, encoder) and torch.equal(scores_of(loaded, task), streamed)
@@ -242,6 +243,23 @@ def test_every_form_learns_on_a_frozen_backbone_alone(form):
         else:
             assert not torch.equal(tensor, drawn_only.state_dict()[name]), name
     assert list(after.heads) == ["task"]
+
+
+@pytest.mark.parametrize(("form", "kind"), [("adapter", "tag"), ("attention", "classify"), ("mix", "answer")])
+def test_every_kind_of_pooler_comes_to_a_card(form, kind, tmp_path):
+    start, task = Start(small("bert", layers=1), "small", "small"), toy_task(kind, 8)
+    recipe = f"pool_layers({form!r}, detach=True) + finetune(epochs=1)"
+    card = make_one(recipe, start, task, 0, tmp_path, kind="machinery check", device="cpu", seconds=None)
+    assert card["status"] == "ok" and card["macs"]["value"] > 0 and card["parameters"]["head"] > 0
+    assert card["trained"]["plain_head"].keys() == card["scores"].keys()
+
+
+def test_counting_leaves_gradients_as_they_were():
+    encoder = run("pool_layers('attention')", small("bert", layers=1), toy_task("pair", 16)).encoder
+    encoder.backbone.requires_grad_(False)
+    before = {name: one.requires_grad for name, one in encoder.named_parameters()}
+    assert count_macs(encoder, 16) > 0
+    assert {name: one.requires_grad for name, one in encoder.named_parameters()} == before
 
 
 def test_gradients_reach_the_encoder_unless_it_is_frozen():
