@@ -26,7 +26,7 @@ from smallbert.features.building import build_store
 from smallbert.features.plan import plan_store
 from smallbert.features.store import open_store
 from smallbert.model.folders import save_folder
-from smallbert.model.walk import collect
+from smallbert.model.walk import walk
 
 TASK = toy_task("classify", 48)
 SMALL = 12_000  # bytes a shard, for several of them
@@ -363,6 +363,41 @@ def test_a_head_learns_the_same_from_a_store(kind, begin, layout, tmp_path):
             torch.testing.assert_close(made[store].encoder.state_dict()[name], one, atol=bound, rtol=0.0, msg=name)
 
 
+@pytest.mark.parametrize(
+    ("begin", "kept"),
+    [
+        ("pool_layers(layers=[0, 1])", [0, 1]),
+        ("pool_layers('mix', layers=[1])", [1]),
+        ("mix_layers(layers=[0])", [0, 3]),  # a mixture may be let in step by step from the last
+        ("pool_layers(layers=[1], detach=True)", [1, 3]),
+    ],
+)
+def test_only_what_is_read_is_kept_and_handed_over_in_its_place(begin, kept, tmp_path):
+    task, three = toy_task("pair", 12), small(layers=3)
+    before = run("head", three, task).encoder
+    recipe = f"{begin} + {FROZEN.format('padded', '{}')}".replace("epochs=4", "epochs=1")
+    live = run(recipe.format("none"), before, task, judge=False).encoder
+    build(tmp_path / "s", before, task, layers=kept, dtype="float32")
+    given = run(recipe.format(tmp_path / "s"), before, task, judge=False)
+    assert f"{len(kept)} hidden state" in given.notes[-1]
+    for name, one in live.state_dict().items():
+        torch.testing.assert_close(given.encoder.state_dict()[name], one, atol=2e-5, rtol=0.0, msg=name)
+    run(recipe.format("auto"), before, task, judge=False, states=tmp_path / "auto")
+    (made,) = (tmp_path / "auto").iterdir()
+    assert open_store(made).layers == kept
+    build(tmp_path / "t", before, task, layers=[kept[-1] - 1])
+    with pytest.raises(UserError, match=rf"of the layers \[{kept[-1] - 1}\], and the head reads \{kept}"):
+        run(recipe.format(tmp_path / "t"), before, task)
+
+
+def test_layers_above_the_last_one_kept_do_not_run(tmp_path):
+    encoder = small(layers=3)
+    whole = build(tmp_path / "all", encoder)
+    for layer in encoder.backbone.encoder.layer[1:]:
+        layer.register_forward_pre_hook(lambda *_: pytest.fail("a layer ran for nothing"))
+    assert torch.equal(build(tmp_path / "low", encoder, layers=[0, 1]).read(INDEX), whole.read(INDEX, [0, 1]))
+
+
 def test_the_backbone_runs_once_a_text(tmp_path):
     seen = []
     before = run("head", small(), TASK).encoder
@@ -370,7 +405,10 @@ def test_the_backbone_runs_once_a_text(tmp_path):
     with patch.object(
         computing, "make_batch", lambda stream, index, *rest: seen.append(len(index)) or real(stream, index, *rest)
     ):
-        with patch("smallbert.model.encoder.collect", side_effect=lambda *_: seen.append(0) or collect(*_)):
+        with (
+            patch("smallbert.model.encoder.collect", side_effect=AssertionError),
+            patch.object(computing, "walk", side_effect=lambda *_: seen.append(0) or walk(*_)),
+        ):
             run(FROZEN.format("auto", "auto"), before, TASK, judge=False)
             assert sum(seen) == 48 and seen.count(0) == len(seen) // 2
             # Another run, of another seed, finds them.

@@ -283,6 +283,14 @@ def test_what_trials_have_in_common_is_done_once(tmp_path, monkeypatch):
     assert [one.score for one in search.search(plain, bench)] == pytest.approx([one.score for one in records], abs=1e-9)
 
 
+def test_heads_that_read_padding_and_heads_that_do_not_share_a_search(tmp_path, monkeypatch):
+    space = "pool_layers(masked={True, False}, width=4) + train(freeze='backbone', epochs={0.5, 1}, lr=1e-3)"
+    tuning, bench = tuning_of(tmp_path, monkeypatch, space, trials=4)
+    records = search.search(tuning, bench)
+    assert [one.status for one in records] == ["ok"] * 4, [one.why for one in records]
+    assert {one.drawn["pool_layers.masked"] for one in records} == {"True", "False"}
+
+
 def test_the_final_runs_share_the_states_of_a_frozen_backbone(tmp_path, monkeypatch):
     from smallbert.features import building
 
