@@ -150,6 +150,19 @@ def screen(found) -> str:
     return captured.get()
 
 
+def test_the_smaller_p_the_more_is_said():
+    found = compared()
+    found["models"][0]["lengths"]["tokens"] = {"all": 20.0, "right": 10.0, "wrong": 30.0, "p": 0.0}
+    found["models"][1]["lengths"]["tokens"]["p"] = None
+    (told,) = [sentence for sentence in sentences(found) if "tokens against" in sentence or "Neither" in sentence]
+    assert (
+        told
+        == "A's wrong examples are longer: 30.0 tokens against 10.0 of the right ones (Welch's t test, p < 0.0001)."
+    )
+    lengths = np.concatenate([np.arange(400) % 9, 30 + np.arange(400) % 5])
+    assert 0 <= errors.length_facts(lengths, np.arange(800) < 400)["p"] < 1e-99
+
+
 def test_screen_markdown_and_picture_say_the_same(tmp_path):
     found = compared()
     shown, page = screen(found), to_markdown(found)
