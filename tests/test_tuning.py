@@ -481,6 +481,17 @@ def test_the_report_says_what_was_gained_and_what_it_seemed_to_be():
     assert "tuning gained +1.17 ± 0.17" in second and "chance" not in second and third.endswith("+4.00.")
     assert trials_sheet(result, records).rows == [["1", "84.00 ± 1.00", "2"], ["0", "80.00 ± 1.00", "1"]]
     assert "+1.17" in to_markdown(result, [], None)
+    # The first one was killed and drawn again: its score is the default's, and it counts once.
+    killed = [record(0, "died", lr=1), *(one._replace(trial=one.trial + 1) for one in records)]
+    killed[1] = killed[1]._replace(tries=2)
+    again = make_result(about, killed, runs)
+    assert again["default"]["trial"] == 1 and again["trials"]["done"] == 4 and "died" not in again["trials"]
+    assert (
+        "4 trials: 2 went to the end, 1 were pruned, 1 failed (1 that died were tried again)" in again["sentences"][0]
+    )
+    assert ", the default 80.00." in again["sentences"][0] and again["sentences"][1:] == [second, third]
+    given_up = make_result(about, [*killed[:1], killed[1]._replace(status="died", score=None), *killed[2:]], [])
+    assert given_up["trials"]["died"] == 1 and given_up["trials"]["done"] == 4
     noisy = [run._replace(score=90.0 - 10 * run.seed) if run.arm == "tuned" else run for run in runs]
     assert "no more than chance" in make_result(about, records, noisy)["sentences"][1]
 
