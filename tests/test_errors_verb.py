@@ -412,6 +412,7 @@ def test_a_model_made_for_something_else_is_told(place):
         (("good", "poor", "--split", "test"), "has no split 'test'"),
         (("good", "poor", "--positive", "goood"), "Did you mean 'good'?"),
         (("good", "poor", "--examples", "-1"), "--examples was given -1"),
+        (("good", "poor", "--out", __file__), "test_errors_verb.py is a file; give another folder"),
         (("good", "poor", "--length", "3"), "texts cannot be cut at 3 tokens"),
     ],
 )
