@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 from collections import namedtuple
+from contextlib import nullcontext
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -204,11 +205,58 @@ def test_a_damaged_shard_is_named(tmp_path, capsys):
     assert torch.equal(open_store(tmp_path / "s").read(INDEX), store.read(INDEX))
 
 
-def test_lengths_are_checked_too(tmp_path):
+def test_lengths_are_checked_and_repaired_too(tmp_path):
     build(tmp_path / "s")
-    flip(tmp_path / "s" / "lengths.safetensors", 1030)
-    with pytest.raises(RunError, match=r"lengths.safetensors is missing or damaged"):
-        open_store(tmp_path / "s")
+    before, file = contents(tmp_path / "s"), tmp_path / "s" / "lengths.safetensors"
+    for damage in (lambda: flip(file, 1030), file.unlink):
+        damage()
+        with pytest.raises(RunError, match=r"lengths.safetensors is missing or damaged; build the store again"):
+            open_store(tmp_path / "s")
+        with patch.object(building, "_write_shard", side_effect=AssertionError):
+            build(tmp_path / "s")  # as it says
+        assert contents(tmp_path / "s") == before
+
+
+def test_building_again_repairs_a_damaged_shard(tmp_path):
+    build(tmp_path / "s")
+    before, said = contents(tmp_path / "s"), []
+    for place in (-5, 20):  # in the values, and in the header
+        flip(tmp_path / "s" / "00001.safetensors", place)
+        with patch.object(building, "_write_shard", wraps=building._write_shard) as write:
+            build(tmp_path / "s", verify=True, line=said.append)
+        assert [call.args[4] for call in write.call_args_list] == [1] and contents(tmp_path / "s") == before
+    assert sum("00001.safetensors is damaged; it is written anew" in line for line in said) == 2
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_of_two_different_builds_in_one_folder_one_is_refused(finished, tmp_path):
+    real, write, plain = building._check_room, building._write_shard, tmp_path / "s"
+
+    def another(*given):  # begins, or even ends, while the first has just looked and found nothing
+        real(*given)
+        stopped = Mock(side_effect=write if finished else KeyboardInterrupt)
+        with patch.object(building, "_check_room", real), patch.object(building, "_write_shard", stopped):
+            with nullcontext() if finished else pytest.raises(KeyboardInterrupt):
+                build(plain, dtype="int8")
+
+    with patch.object(building, "_check_room", another):
+        with pytest.raises(UserError, match="holds other hidden states: dtype is int8, not float16"):
+            build(plain)
+    assert build(plain, dtype="int8").about["dtype"] == "int8"
+
+
+def test_progress_is_that_of_the_whole_store(tmp_path):
+    seen, write = [], building._write_shard
+
+    def helped(encoder, stream, plan, out, number, tell):
+        write(encoder, stream, plan, out, number, tell)
+        if number == 0:  # another process does the rest meanwhile
+            for other in range(1, len(plan.ranges)):
+                write(encoder, stream, plan, out, other, Mock(done=0))
+
+    with patch.object(building, "_write_shard", helped):
+        build(tmp_path / "s", say=lambda stage, done, total, info: seen.append((stage, done, total)))
+    assert seen[-1] == (building.STAGE, 48, 48) and [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -262,7 +310,12 @@ def test_bad_input_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(UserError, match="holds no store of hidden states"):
         open_store(tmp_path)
     (tmp_path / "bad").mkdir()
-    for text, said in [("{", "cannot be read"), ('{"format": 9}', "has format 9; this version reads 1")]:
+    for text, said in [
+        ("{", "cannot be read"),
+        ('{"format": 9}', "has format 9; this version reads 1"),
+        ('{"format": 1}', r"cannot be read \(it does not say 'store'\); remove the folder and build the store again"),
+        ("[1]", "cannot be read"),
+    ]:
         (tmp_path / "bad" / "store.json").write_text(text)
         with pytest.raises(UserError, match=said):
             open_store(tmp_path / "bad")
@@ -318,7 +371,7 @@ def test_the_verbs(tmp_path, capsys):
     out = str(tmp_path / "s")
     words = ["features", "build", str(tmp_path / "model"), "--task", str(tmp_path / "data"), "--out", out]
     assert main([*words, "--layers", "0,-1", "--dtype", "int8", "--length", "16"]) == 0
-    assert "48 texts, 333 tokens, 2 hidden states of width 16, int8: 0.0 MB in 1 shards" in capsys.readouterr().err
+    assert "48 texts, 333 tokens, 2 hidden states of width 16, int8: 0.0 MB in 1 shard," in capsys.readouterr().err
     assert main(["features", "info", out, "--json"]) == 0
     about = json.loads(capsys.readouterr().out)
     assert (about["layers"], about["split"], about["length"], about["shards"]) == ([0, 2], "train", 16, 1)

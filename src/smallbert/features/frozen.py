@@ -17,7 +17,7 @@ from smallbert.data import STUDENT, Layout, Stream, Tokens, make_batch
 from smallbert.errors import UserError
 from smallbert.features.building import NoRoom, Say, build_store
 from smallbert.features.plan import plan_store, states_fingerprint, tokens_fingerprint
-from smallbert.features.store import Store, open_store
+from smallbert.features.store import Store, many, open_store
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.model.words import WORDS
@@ -178,9 +178,8 @@ def _opened(phase: Phase, store: Store) -> Frozen:
         firsts = view.offsets[:-1]
         one = Tokens(view.ids[firsts], view.types[firsts], np.arange(len(view) + 1))
         stream = Stream({STUDENT: one}, stream.labels, stream.kind)
+    kept = f"{many(len(numbers), 'hidden state')} of {READ[store.about['tokens']]} in {store.about['dtype']}"
     phase.notes.append(
-        f"the frozen backbone ran once, without dropout: {len(numbers)} hidden state{'s' * (len(numbers) > 1)} of "
-        f"{READ[store.about['tokens']]} were kept in {store.about['dtype']} ({store.bytes / 1e6:,.1f} MB) and read at "
-        "every step"
+        f"the frozen backbone ran once, without dropout: {kept} ({store.bytes / 1e6:,.1f} MB), read at every step"
     )
     return Frozen(store, stream, numbers, single)  # type: ignore[arg-type]
