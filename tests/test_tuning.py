@@ -73,6 +73,7 @@ def test_a_space_is_read_with_its_names_kinds_and_defaults():
         ("finetune(lr=log(1e-5, __import__('os').getpid()))", "its two ends"),
         ("finetune(lr=linear(-1, 1))", "lr, a learning rate, must be more than 0, not -1"),  # checked at its ends
         ("finetune(warmup=linear(0, 2))", "warmup is a share"),
+        ("finetune(dropout=linear(0.5, 3))", "dropout is a share"),
         ("finetune(batch=linear(0.5, 2.5))", "batch must be int"),
         ("finetune(epochs={1, 'two'})", "epochs must be float"),
         ("maybe() | finetune(epochs={1, 2})", "maybe takes one recipe"),

@@ -182,4 +182,4 @@ def _opened(phase: Phase, store: Store) -> Frozen:
     phase.notes.append(
         f"the frozen backbone ran once, without dropout: {kept} ({store.bytes / 1e6:,.1f} MB), read at every step"
     )
-    return Frozen(store, stream, numbers, single)  # type: ignore[arg-type]
+    return Frozen(store, stream, numbers, single)
