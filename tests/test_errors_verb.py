@@ -26,6 +26,7 @@ from smallbert.report.errors_plot import draw
 from smallbert.report.errors_sheets import sheets
 from smallbert.report.markdown import render_overview
 from smallbert.sidebyside import find_errors
+from smallbert.tasks import load_task
 from smallbert.tasks.task import Split, Task
 from smallbert.tiny import make_encoder, make_task
 
@@ -401,6 +402,22 @@ def test_a_model_made_for_something_else_is_told(place):
     other = replace(make_task(), name="elsewhere")
     found = find_errors(start_from(str(place / "good")), start_from(str(place / "good")), other, device="cpu")
     assert "A was made for reviews, not for elsewhere" in found["notes"]
+    good, same = start_from(str(place / "good")), load_task(str(place / "reviews"))
+    told = "A was made with texts cut at the usual length, and is asked here with texts cut at 8 tokens"
+    assert told in find_errors(good, good, same, length=8, device="cpu")["notes"]
+    assert not any("was made" in note for note in find_errors(good, good, same, device="cpu")["notes"])
+
+
+def test_a_pooler_that_reads_fewer_tokens_than_there_are_is_told():
+    task = toy_task("classify", 8)
+    starts = [
+        Start(run(f"pool_layers(length={length})", small(layers=1), task).encoder, str(length), "")
+        for length in (4, 64)
+    ]
+    notes = find_errors(*starts, task, device="cpu")["notes"]
+    assert [note for note in notes if "reads the first" in note] == [
+        "A reads the first 4 tokens of a text and no others"
+    ]
 
 
 @pytest.mark.parametrize(
