@@ -181,7 +181,7 @@ def finals_of(tuning, bench):
     return best_of(search.search(tuning, bench))
 
 
-def test_a_search_repeats_itself_and_goes_on_as_if_it_had_not_stopped(tmp_path, monkeypatch):
+def test_a_search_repeats_itself_and_goes_on_after_any_trial_as_if_it_had_not_stopped(tmp_path, monkeypatch):
     def run(folder, *counts):
         for trials in counts:
             tuning, bench = tuning_of(tmp_path / folder, monkeypatch, trials=trials)
