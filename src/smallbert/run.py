@@ -16,6 +16,7 @@ from smallbert.measuring.collapse import find_collapse
 from smallbert.methods import METHODS, Method
 from smallbert.model.encoder import Encoder, fingerprint
 from smallbert.model.folders import load_folder, save_folder
+from smallbert.model.surgery import lost_heads
 from smallbert.model.zeros import sparse_linears
 from smallbert.processes import processes
 from smallbert.recipe import Recipe
@@ -192,6 +193,7 @@ def _run_phase(
         methods = (*methods, METHODS["train"]())
     # A later phase must not see the same order of examples and the same dropout again.
     phase = Phase(encoder, methods, setting.task, setting.seed + 100_003 * before.steps, marks)
+    phase.notes += lost_heads(before.encoder, encoder)
     outcome = Outcome(encoder, before.steps, before.epochs, before.packed, list(before.notes))
     if trains:
         _prepare(phase, setting)
