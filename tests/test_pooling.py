@@ -446,8 +446,10 @@ def test_dropping_layers_forgets_their_weights():
 @pytest.mark.parametrize(
     "form",
     [
-        "pool_layers('attention')",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("pool_layers", "pool_layers(masked=False)")),
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("pool_layers('attention')", "pool_layers", "pool_layers(masked=False)")
+        ),
     ],
 )
 def test_onnx(form, tmp_path):

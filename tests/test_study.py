@@ -308,6 +308,7 @@ def test_a_launch_of_many_processes_is_refused(start, tmp_path, monkeypatch):
         study.run_study(asked, bench)
 
 
+@pytest.mark.slow
 def test_kill_minus_nine_with_workers_and_go_on(tmp_path, capsys):
     """Two workers, one recipe that fails; the parent is killed, the workers go with it, and the rest is made later."""
     out = tmp_path / "out"
