@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 
 from smallbert.data import STUDENT, Layout, Stream, cut_into_batches, make_batch
 from smallbert.errors import UserError
+from smallbert.features.ahead import reading_ahead
 from smallbert.features.frozen import Frozen, keep_states
+from smallbert.features.taught import Taught, keep_taught
 from smallbert.model.anatomy import anatomy
 from smallbert.model.batch import Batch
 from smallbert.processes import processes
@@ -32,7 +35,7 @@ CHECKPOINT_SECONDS = 120.0
 
 def choose_layout(phase: Phase, stream: Stream) -> Layout:
     """Packed on a GPU where the family's attention allows it, else padded by buckets of like length."""
-    lengths = np.maximum.reduce([tokens.lengths for tokens in stream.views.values()])
+    lengths = np.maximum.reduce([stream.views[view].lengths for view in phase.teachers.views(stream)])
     longest, cuda = int(lengths.max()), phase.device.type == "cuda"
     wanted = phase.settings.layout == "packed" or (cuda and phase.settings.layout == "auto")
     unpackable = [model.family for model in phase.readers() if not model.packable]
@@ -56,22 +59,27 @@ def train(
 ) -> None:
     """Train a phase to its end, from its last checkpoint in `work` if there is one; leaves the encoder in eval mode.
 
-    Hidden states of a frozen backbone are kept beside the checkpoint, or in `states`, for other runs to read them too.
+    Hidden states of a frozen backbone and what teachers say are kept beside the checkpoint, or in `states`, for other
+    runs to read them too.
     """
     settings, stream = phase.settings, phase.stream
     if stream is None or len(stream) == 0:
         raise UserError("there is nothing to train on: the task has no training examples")
     state = processes()
     phase.world = state.num_processes
-    layout = choose_layout(phase, stream)
-    phase.packed = layout.packed
-    plan = _Plan(stream, layout, settings.batch, phase.seed, state)
     phase.total = phase.planned_steps
     phase.say = say
     frozen = frozen_parts(phase.encoder, settings.freeze, phase.frozen)
-    place = states or (None if work is None else work.with_suffix(".states"))
-    kept = keep_states(phase, place, say, shared=states is not None)
-    with kept as plan.states, frozen, other_dropout(phase.encoder, settings.dropout):
+    place, shared = states or (None if work is None else work.with_suffix(".states")), states is not None
+    with ExitStack() as kept, frozen, other_dropout(phase.encoder, settings.dropout):
+        taught = kept.enter_context(keep_taught(phase, place, say, shared))
+        layout = choose_layout(phase, stream)
+        phase.packed = layout.packed
+        plan = _Plan(stream, layout, settings.batch, phase.seed, state)
+        plan.views, plan.taught = phase.teachers.views(stream), taught
+        plan.states = kept.enter_context(keep_states(phase, place, say, shared))
+        if plan.states is not None or any(one.reads for one in taught):
+            plan.get = kept.enter_context(reading_ahead(plan.batches, phase.total))
         phase.optimiser = make_optimiser(phase)
         if work is not None and load_checkpoint(phase, work, key):
             phase.notes.append(f"went on from a checkpoint at step {phase.step}")
@@ -94,7 +102,7 @@ def _take_steps(
     """All steps that are left, with a checkpoint in `work` every `pause` seconds and before stopping when asked to."""
     take, saved = _stepper(phase), time.monotonic()
     while phase.step < phase.total and not phase.diverged:
-        batches = {view: batch.to(phase.device) for view, batch in plan.get(phase.step, phase.total).items()}
+        batches = {view: batch.to(phase.device) for view, batch in plan.get(phase.step).items()}
         torch.manual_seed(_mix(phase.seed, phase.step, plan.rank))
         phase.set_dials()
         set_rates(phase, warmup_then_linear((phase.step + 1) / (phase.total + 1), phase.settings.warmup))
@@ -164,15 +172,14 @@ class _Plan:
         self.steps_per_epoch = -(-len(stream) // batch)
         self.slots = -(-min(batch, len(stream)) // self.world) if layout.packed or layout.multiple > 1 else 0
         self.epoch = lru_cache(2)(self._epoch)
+        self.views = list(stream.views)
         self.states: Frozen | None = None  # where the hidden states of a frozen backbone are
+        self.taught: list[Taught] = []  # where it is what teachers say
+        self.get: Callable[[int], Batches] = self.batches
 
     def _epoch(self, number: int) -> list[np.ndarray]:
         lengths = self.stream.views[STUDENT].lengths
         return cut_into_batches(lengths, self.batch, _mix(self.seed, number, 7), bucket=not self.layout.packed)
-
-    def get(self, step: int, total: int) -> Batches:
-        """The batch of a step; where it is read from disk, the next one is read while this one is learned from."""
-        return self.batches(step) if self.states is None else self.states.ahead(self.batches, step, total)
 
     def batches(self, step: int, device: torch.device | str = "cpu") -> Batches:
         """The batch of a step, this process's share of it, in every view."""
@@ -184,11 +191,13 @@ class _Plan:
         told = {name: torch.tensor(float(value)) for name, value in counts.items()}
         mine = whole[self.rank :: self.world]
         some, made = mine if len(mine) else whole[:1], {}
-        for view in stream.views:
+        for view in self.views:
             if self.states is None:
                 batch = make_batch(stream, some, self.layout, slots=self.slots, view=view)
             else:
                 batch = self.states.make_batch(some, self.layout, self.slots)
+            for one in self.taught:
+                batch = one.add_to(batch, some) if one.view == view else batch
             if not len(mine) and batch.present is not None:
                 batch.present.zero_()  # a process without an example of its own still takes part in the step
             made[view] = batch.with_tensors(told).to(device)
