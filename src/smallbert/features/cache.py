@@ -21,7 +21,7 @@ from smallbert.features.store import LENGTHS, MANIFEST, Store, open_store, read_
 from smallbert.model.encoder import HEAD, Encoder
 
 STAGE = "keeping what the teacher says"
-SHARD_TEXTS = 2**13  # the most that a kill loses
+SHARD_TEXTS, SHARD_BYTES = 2**13, 2**26  # of a shard at most: what a kill loses, and what is held while it is made
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,8 @@ class Cache:
             {STUDENT: Tokens(self.tokens.ids[places], self.tokens.types[places], offsets)}, None, "classify"
         )
         about = {"number": number}  # how many stores there were before it
-        settings = {**options, "model": self.what.teacher, "shard_texts": SHARD_TEXTS, "about": about}
+        settings = {**options, "model": self.what.teacher, "about": about}
+        settings |= {"shard_texts": SHARD_TEXTS, "shard_bytes": SHARD_BYTES}
         plan = plan_store(self.encoder, stream, **settings)
         self.jobs.append(_Job(path or self.folder / plan.about["store"], stream, settings, plan))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -62,53 +62,52 @@ def train(
     Hidden states of a frozen backbone and what teachers say are kept beside the checkpoint, or in `states`, for other
     runs to read them too.
     """
-    settings, stream = phase.settings, phase.stream
-    if stream is None or len(stream) == 0:
-        raise UserError("there is nothing to train on: the task has no training examples")
-    state = processes()
-    phase.world = state.num_processes
-    phase.total = phase.planned_steps
-    phase.say = say
-    frozen = frozen_parts(phase.encoder, settings.freeze, phase.frozen)
-    place, shared = states or (None if work is None else work.with_suffix(".states")), states is not None
-    with ExitStack() as kept, frozen, other_dropout(phase.encoder, settings.dropout):
-        taught = kept.enter_context(keep_taught(phase, place, say, shared))
-        layout = choose_layout(phase, stream)
-        phase.packed = layout.packed
-        plan = _Plan(stream, layout, settings.batch, phase.seed, state)
-        plan.views, plan.taught = phase.teachers.views(stream), taught
-        plan.states = kept.enter_context(keep_states(phase, place, say, shared))
-        if plan.states is not None or any(one.reads for one in taught):
-            plan.get = kept.enter_context(reading_ahead(plan.batches, phase.total))
-        phase.optimiser = make_optimiser(phase)
+    place = states or (None if work is None else work.with_suffix(".states"))
+    with ready(phase, say, place, shared=states is not None) as plan:
         if work is not None and load_checkpoint(phase, work, key):
             phase.notes.append(f"went on from a checkpoint at step {phase.step}")
-        pays = plan.states is None and pays_to_compile(settings.compile, phase.total)
+        pays = plan.states is None and pays_to_compile(phase.settings.compile, phase.total)
         compiles = pays and phase.device.type == "cuda"
         compiles = compiles and not phase.taps  # a compiled layer would not let anyone listen
-        watch = _Watch(phase, say, state)
+        watch, main = _Watch(phase, say), processes().is_main_process
         phase.begin_training()
         with asked_to_stop() as stop, compiled_layers(phase.encoder, compiles):
-            _take_steps(phase, plan, watch, stop, work if state.is_main_process else None, key, pause)
+            _take_steps(phase, plan, watch, stop, work if main else None, key, pause)
     phase.encoder.eval()
     phase.modules.eval()
     phase.set_dials()  # every dial at its end
     watch.finish()
 
 
+@contextmanager
+def ready(phase: Phase, say: Say, place: Path | None = None, shared: bool = False) -> Iterator[_Plan]:
+    """A phase with all that its first step needs: what is kept beforehand, a plan of its batches, an optimiser."""
+    settings, stream, state = phase.settings, phase.stream, processes()
+    if stream is None or len(stream) == 0:
+        raise UserError("there is nothing to train on: the task has no training examples")
+    phase.world, phase.total, phase.say = state.num_processes, phase.planned_steps, say
+    with ExitStack() as held:
+        taught = held.enter_context(keep_taught(phase, place, say, shared))
+        layout = choose_layout(phase, stream)
+        phase.packed = layout.packed
+        plan = _Plan(stream, layout, settings.batch, phase.seed, state)
+        plan.views, plan.taught = phase.teachers.views(stream), taught
+        plan.states = held.enter_context(keep_states(phase, place, say, shared))
+        if plan.states is not None or any(one.reads for one in taught):
+            plan.get = held.enter_context(reading_ahead(plan.batches, phase.total))
+        held.enter_context(frozen_parts(phase.encoder, settings.freeze, phase.frozen))
+        held.enter_context(other_dropout(phase.encoder, settings.dropout))
+        phase.optimiser = make_optimiser(phase)
+        yield plan
+
+
 def _take_steps(
     phase: Phase, plan: _Plan, watch: _Watch, stop: Callable[[], bool], work: Path | None, key: str, pause: float
 ) -> None:
     """All steps that are left, with a checkpoint in `work` every `pause` seconds and before stopping when asked to."""
-    take, saved = _stepper(phase), time.monotonic()
+    take, saved = stepper(phase), time.monotonic()
     while phase.step < phase.total and not phase.diverged:
-        batches = {view: batch.to(phase.device) for view, batch in plan.get(phase.step).items()}
-        torch.manual_seed(_mix(phase.seed, phase.step, plan.rank))
-        phase.set_dials()
-        set_rates(phase, warmup_then_linear((phase.step + 1) / (phase.total + 1), phase.settings.warmup))
-        loss = take(batches)
-        phase.step += 1
-        watch.note(loss)
+        watch.note(next_step(phase, plan, take))
         for method in phase.methods:
             if method.every() and phase.step % method.every() == 0:
                 method.look(phase)
@@ -117,6 +116,17 @@ def _take_steps(
             saved = time.monotonic()
         if stop():
             raise KeyboardInterrupt
+
+
+def next_step(phase: Phase, plan: _Plan, take: Callable[[Batches], Tensor]) -> Tensor:
+    """Fetch the batch of the step at hand, turn every dial to where it belongs, and take the step."""
+    batches = {view: batch.to(phase.device) for view, batch in plan.get(phase.step).items()}
+    torch.manual_seed(_mix(phase.seed, phase.step, plan.rank))
+    phase.set_dials()
+    set_rates(phase, warmup_then_linear((phase.step + 1) / (phase.total + 1), phase.settings.warmup))
+    loss = take(batches)
+    phase.step += 1
+    return loss
 
 
 def take_step(phase: Phase, batches: Batches) -> Tensor:
@@ -150,7 +160,7 @@ def _clip(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter], most
     optimiser.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
 
 
-def _stepper(phase: Phase) -> Callable[[Batches], Tensor]:
+def stepper(phase: Phase) -> Callable[[Batches], Tensor]:
     """How a step is taken: as written, wrapped by the one method that may, or replayed from a CUDA graph."""
     wraps = [wrap for method in phase.methods if (wrap := method.around_step()) is not None]
     if len(wraps) > 1:
@@ -207,8 +217,8 @@ class _Plan:
 class _Watch:
     """Looks at the loss now and then (each look waits for the device), tells how far it is, notices a broken run."""
 
-    def __init__(self, phase: Phase, say: Say, state: PartialState):
-        self.phase, self.say, self.state = phase, say, state
+    def __init__(self, phase: Phase, say: Say):
+        self.phase, self.say = phase, say
         self.begun, self.first, self.last = time.monotonic(), phase.step, 0.0
 
     def note(self, loss: Tensor) -> None:
