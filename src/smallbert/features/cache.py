@@ -32,6 +32,7 @@ class What:
     scores: str  # what a head scores, "texts" or "tokens"; nothing where no scores are wanted
     hidden: tuple[int, ...]
     first: tuple[int, ...]
+    dtype: str  # of hidden states; scores are float32
 
     @property
     def layers(self) -> list[int]:
@@ -46,12 +47,14 @@ class What:
     @property
     def options(self) -> dict[str, Any]:
         """What a store that holds just this is made of."""
-        return {"layers": self.layers, "tokens": self.tokens, "scores": HEAD if self.scores else ""}
+        scores = HEAD if self.scores else ""
+        return {"layers": self.layers, "tokens": self.tokens, "scores": scores, "dtype": self.dtype}
 
     def is_in(self, about: dict[str, Any]) -> bool:
         """Whether a store holds it, this and perhaps more."""
-        tokens = not self.layers or about["tokens"] in ("all", self.tokens)
-        return tokens and set(self.layers) <= set(about["layers"]) and (not self.scores or "scores" in about)
+        states = about["tokens"] in ("all", self.tokens) and about["dtype"] == self.dtype
+        states = not self.layers or (states and set(self.layers) <= set(about["layers"]))
+        return states and (not self.scores or "scores" in about)
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,8 @@ class Cache:
             elif (places := self._places_of(path, about)) is not None:
                 awaited[places] = True
                 head = about.get("scores", {}).get("head", "")
-                options = {"layers": about["layers"], "tokens": about["tokens"], "scores": head}
-                self._plan(places, options, about["number"], path)
+                options = {name: about[name] for name in ("layers", "tokens", "dtype")}
+                self._plan(places, {**options, "scores": head}, about["number"], path)
         if len(left := np.flatnonzero((self.store_of < 0) & ~awaited)):
             self._plan(left, what.options, len(found))
 

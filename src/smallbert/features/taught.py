@@ -58,6 +58,7 @@ class Taught:
         made: dict[str, Tensor] = {}
         places = torch.from_numpy(np.flatnonzero(batch.tokens().numpy())) if self.what.tokens == "all" else None
         shape, width = tuple(batch.input_ids.shape), self.stores[0].about["width"]
+        kind = getattr(torch, self.what.dtype)
         if self.what.scores == "texts":
             made["scores"] = torch.zeros(batch.size, self.table.shape[1])
             made["scores"][: len(index)] = self.table[torch.from_numpy(index)]
@@ -65,10 +66,10 @@ class Taught:
             found = torch.zeros(batch.input_ids.numel(), self.stores[0].about["scores"]["classes"])
             made["scores"] = self._read(index, found, places).unflatten(0, shape)
         if self.what.hidden:
-            found = torch.zeros(len(self.what.hidden), batch.input_ids.numel(), width, dtype=torch.float16)
+            found = torch.zeros(len(self.what.hidden), batch.input_ids.numel(), width, dtype=kind)
             made["hidden"] = self._read(index, found, places, self.what.hidden).unflatten(1, shape)
         if self.what.first:
-            found = torch.zeros(len(self.what.first), batch.size, width, dtype=torch.float16)
+            found = torch.zeros(len(self.what.first), batch.size, width, dtype=kind)
             made["first"] = self._read(index, found, None, self.what.first)
         return batch.with_tensors({f"{TAUGHT}{self.name} {what}": values for what, values in made.items()})
 
@@ -147,7 +148,8 @@ def _keep(
     tokens = stream.views[own]
     of = ("texts" if encoder.head.kind in OF_TEXTS else "tokens") if teacher.scores else ""
     hidden, first = (tuple(sorted(teacher.wanted.get(role, ()))) for role in ("hidden", "first"))
-    what = What(fingerprint(encoder), of, hidden, first)
+    # Unasked, training must go as it does when the teacher looks; a folder that stays is better half as large.
+    what = What(fingerprint(encoder), of, hidden, first, "float32" if unasked else "float16")
     cache = Cache(encoder, tokens, what, folder / what.teacher)
     need, (free, there) = cache.bytes_left, free_room(folder)
     if from_main(lambda: unasked and need > free * ROOM):
@@ -159,7 +161,7 @@ def _keep(
     said = " and ".join([*kept, *(["scores"] if of else [])])
     phase.notes.append(
         f"the teacher {name!r} looked once at each text: {said} were kept"
-        f"{' (states in float16)' if kept else ''} and read at every step"
+        f"{f' (states in {what.dtype})' if kept else ''} and read at every step"
     )
     others = [] if unasked else [one for one in folder.iterdir() if one.name != what.teacher and one.is_dir()]
     if others:
