@@ -152,11 +152,13 @@ def test_two_teachers_and_two_processes(teachers, tmp_path):
 def test_training_ends_the_same(teachers, terms):
     """Unasked to keep anything, a run is what it would be without, up to rounding."""
     before = run("head", small(), TASK).encoder
-    recipe = f"{TERMS[terms][0].format(teachers['pair'])} + {{}}"
-    looking, kept = (run(recipe.format(train(where, 4)), before, TASK, judge=False) for where in ("none", "auto"))
+    recipe = TERMS[terms][0].format(teachers["pair"])
+    looking, kept = (run(f"{recipe} + {train(where, 4)}", before, TASK, judge=False) for where in ("none", "auto"))
     moved = max((one - before.state_dict()[name]).abs().max() for name, one in kept.encoder.state_dict().items())
     assert moved > 0.01
     for name, one in looking.encoder.state_dict().items():
+        if name.endswith("key.bias"):
+            continue  # a softmax does not see it: its gradient is rounding noise
         torch.testing.assert_close(kept.encoder.state_dict()[name], one, atol=2e-5, rtol=0.0, msg=name)
     assert any("looked once at each text: " in note and "read at every step" in note for note in kept.notes)
 
