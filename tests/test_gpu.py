@@ -106,6 +106,13 @@ def test_recorded_steps_equal_plain_steps(method):
     assert torch.equal(recorded, plain)
 
 
+def test_recorded_steps_read_what_a_teacher_said(tmp_path):
+    settings = f"train(epochs=2, lr=1e-3, graphs={{}}, cache={str(tmp_path)!r})"
+    terms = "align('first', transform='linear') + align(transform='linear') + distill + "
+    recorded, plain = (run(terms + settings.format(graphs)) for graphs in (True, False))
+    assert torch.equal(recorded, plain)
+
+
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize(
     "method", ["movement(0.3)", "movement(0.3, fresh=True)", "smooth_movement(0.3, scope='local')"]
