@@ -365,6 +365,14 @@ def test_damage_is_named_and_what_is_lost_is_asked_again(teachers, tmp_path):
             again = run(recipe, before, TASK, judge=False)
         assert [call.args[4] for call in write.call_args_list] == [3] and shard.read_bytes() == whole
         assert is_same_state(again.encoder, first.encoder)
+    lengths = shard.with_name("lengths.safetensors")
+    known = lengths.read_bytes()
+    for cut in (lambda: lengths.unlink(), lambda: lengths.write_bytes(known[:-1] + bytes([known[-1] ^ 1]))):
+        cut()
+        with patch.object(building, "_write_shard", side_effect=AssertionError):
+            again = run(recipe, before, TASK, judge=False)
+        assert lengths.read_bytes() == known and len(stores(tmp_path)) == 1
+        assert is_same_state(again.encoder, first.encoder)
 
 
 # When it pays.

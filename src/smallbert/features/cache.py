@@ -16,8 +16,7 @@ from smallbert.data import STUDENT, Stream, Tokens
 from smallbert.errors import RunError
 from smallbert.features.building import Say, build_store
 from smallbert.features.plan import Plan, plan_store, text_keys
-from smallbert.features.shards import read_about
-from smallbert.features.store import LENGTHS, MANIFEST, Store, open_store, read_keys, read_manifest
+from smallbert.features.store import LENGTHS, MANIFEST, Store, is_sound, open_store, read_keys, read_manifest
 from smallbert.model.encoder import HEAD, Encoder
 
 STAGE = "keeping what the teacher says"
@@ -94,18 +93,17 @@ class Cache:
             self._plan(left, what.options, len(found))
 
     def _whole(self, path: Path, about: dict[str, Any]) -> Store | None:
-        """A store that can be read; None where shards are missing that can be written here."""
+        """A store that can be read; None where what is missing can be written here."""
         try:
             return open_store(path) if about["shards"] else None
         except RunError:
-            if self._places_of(path, about) is None:
+            if is_sound(path / LENGTHS, about["store"]) and self._places_of(path, about) is None:
                 raise
             return None
 
     def _places_of(self, path: Path, about: dict[str, Any]) -> np.ndarray | None:
-        """Where the texts of an unfinished store stand among ours; None where one of them is not here."""
-        known = read_about(path / LENGTHS)
-        if known is None or known[1]["store"] != about["store"]:
+        """Where the texts of an unfinished store stand among ours; None where one is not here, or nobody knows them."""
+        if not is_sound(path / LENGTHS, about["store"]):
             return None
         places, here = self._places(read_keys(path))
         return places if here.all() else None
