@@ -57,8 +57,9 @@ def build_store(
     options: dict[str, Any] = {"layers": layers, "tokens": tokens, "dtype": dtype, "length": length, "about": about}
     options |= {"scores": scores, "model": model, "shard_bytes": shard_bytes, "shard_texts": shard_texts}
     plan, out = plan_store(encoder, stream, **options), Path(out)
-    known = _known(plan, out)
-    if known is None and out.exists() and (not out.is_dir() or any(one.name[0] != "." for one in out.iterdir())):
+    used = out.exists() and (not out.is_dir() or any(one.name[0] != "." for one in out.iterdir()))
+    known = _known(plan, out)  # after that look: what another process puts there meanwhile begins with store.json
+    if known is None and used:
         raise UserError(f"{out} already holds something else; give another folder, or move it away first")
     if verify:
         _remove_damaged(plan, out, say, line)
