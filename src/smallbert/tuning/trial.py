@@ -128,7 +128,7 @@ def suggest(trial: Any, choice: Choice) -> Any:
 
 
 def _is_surplus(setup: Setup, before: list[Record], trial: Any) -> bool:
-    """Whether another process began the last trial that was missing just before this one, or the same dead one again."""
+    """Whether another process began the last trial that was missing, or the same dead one again, before this one."""
     again = trial.user_attrs.get("again")
     if again is not None:
         others = setup.study.get_trials(deepcopy=False)
