@@ -1,6 +1,5 @@
 """Alignment terms: against formulas in numpy, text by text, and whatever way texts are laid out."""
 
-import re
 from functools import cache
 from unittest.mock import patch
 
@@ -12,7 +11,6 @@ from toys import batch_of, is_same_state, phase_of, run, small, toy_task
 from smallbert.errors import UserError
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import save_folder
-from smallbert.presets.distillation import ROWS as ROWS_OF_PRESETS
 from smallbert.probing.attentions import watched
 from smallbert.recipe import Recipe
 from smallbert.tiny import SHAPES
@@ -240,6 +238,7 @@ def test_attention_is_what_the_layers_attend_with(family):
 
 def test_maps_of_layers():
     assert MAPS["uniform"](6, 12) == [(1, 2), (2, 4), (3, 6), (4, 8), (5, 10), (6, 12)]
+    assert MAPS["whole"](3, 12) == [(0, 0), (1, 4), (2, 8), (3, 12)]
     assert MAPS["skip"](6, 12) == [(1, 2), (2, 4), (3, 6), (4, 8), (5, 10)]  # PKD-Skip
     assert MAPS["last"](6, 12)[:-1] == [(1, 7), (2, 8), (3, 9), (4, 10), (5, 11)]  # PKD-Last, and its last layer
     assert MAPS["first"](3, 12) == [(1, 1), (2, 2), (3, 3)]
@@ -463,12 +462,3 @@ def test_a_family_without_attention_is_refused(pair):
 
     with patch.dict(FAMILIES, {"bert": replace(FAMILIES["bert"], q="")}), pytest.raises(UserError, match="no part 'q'"):
         phase_of(align(what="attention"), pair[0], TASK)
-
-
-@pytest.mark.parametrize("name", [row.name for row in ROWS_OF_PRESETS])
-@pytest.mark.parametrize("kin", ["bert", "mpnet"])
-def test_presets_run_from_end_to_end(name, kin):
-    recipe = re.sub(r"epochs=\d+(\.0)?", "epochs=1.0", str(Recipe(name))).replace("batch=32", "batch=8")
-    encoder = small(kin, layers=7 if name == "pkd6" else 4)
-    outcome = run(recipe, encoder, toy_task("classify", 16), judge=False)
-    assert not outcome.diverged and len(outcome.encoder.order) < len(encoder.order)

@@ -146,6 +146,7 @@ def test_unlabelled_brings_texts(tmp_path):
         (f"unlabelled({str(tmp_path / 'pair.txt')!r}) + distill", single, "one text a row"),
         (f"unlabelled({str(tmp_path / 'single.txt')!r}) + distill", pair, "two texts a row"),
         (f"unlabelled + {SHORT}", single, "only a teacher"),
+        (f"unlabelled + share_projections + {SHORT}", single, "only a teacher"),  # it looks at weights, not at texts
         ("unlabelled(own='left out') + distill", single, "no text is given"),
     ):
         with pytest.raises(UserError, match=words):

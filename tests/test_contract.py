@@ -21,7 +21,7 @@ TASK = toy_task("pair", 16)
 TEXT = str(Path(__file__).parent / "data" / "own" / "text.txt")
 RECIPES = {  # a method without a row is used as it stands
     "align": f"finetune(epochs=1, batch=8) | align('relations') + align('hidden', transform='linear') + {SHORT}",
-    "bilstm": "bilstm(6, inner=5, embed=7)",
+    "lstm": "lstm(6, inner=5, embed=7)",
     "bottleneck": "bottleneck(layers=2, width=24, inner=8, heads=2, ffns=2, ffn=16, embed=8)",
     "augment": f"mark('here') | augment(copies=2, ways=['nearest', 'grams']) + distill('here') + {SHORT}",
     "cut_to_mixture": "mix_layers | cut_to_mixture(0.6)",
@@ -51,7 +51,7 @@ RECIPES = {  # a method without a row is used as it stands
 CHANGES_NO_WEIGHT = {"mark"}
 ALIKE = {"train", "repeat", "mark", "head"}  # leave behind what others leave too: fine-tuned, cut, or plain
 ALIKE |= {"movement", "soft_movement", "l0", "smooth_movement", "second_order", "rpp", "lottery"}  # as magnitude does
-OTHER_MODEL = {"bilstm", "bottleneck"}  # put a model of another family in place of the encoder's
+OTHER_MODEL = {"lstm", "bottleneck"}  # put a model of another family in place of the encoder's
 ALIKE |= {"pretrain", "unlabelled", "augment"}  # as fine-tuning does
 EXPAND = {"repeat", "lottery"}  # stand for other methods, whose names the history has
 CHAINS = [

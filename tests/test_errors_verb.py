@@ -26,6 +26,7 @@ from smallbert.report.errors_plot import draw
 from smallbert.report.errors_sheets import sheets
 from smallbert.report.markdown import render_overview
 from smallbert.sidebyside import find_errors
+from smallbert.tasks import load_task
 from smallbert.tasks.task import Split, Task
 from smallbert.tiny import make_encoder, make_task
 
@@ -148,6 +149,19 @@ def screen(found) -> str:
         for thing in render(found):
             console.print(thing, soft_wrap=isinstance(thing, str), markup=False, highlight=False)
     return captured.get()
+
+
+def test_the_smaller_p_the_more_is_said():
+    found = compared()
+    found["models"][0]["lengths"]["tokens"] = {"all": 20.0, "right": 10.0, "wrong": 30.0, "p": 0.0}
+    found["models"][1]["lengths"]["tokens"]["p"] = None
+    (told,) = [sentence for sentence in sentences(found) if "tokens against" in sentence or "Neither" in sentence]
+    assert (
+        told
+        == "A's wrong examples are longer: 30.0 tokens against 10.0 of the right ones (Welch's t test, p < 0.0001)."
+    )
+    lengths = np.concatenate([np.arange(400) % 9, 30 + np.arange(400) % 5])
+    assert 0 <= errors.length_facts(lengths, np.arange(800) < 400)["p"] < 1e-99
 
 
 def test_screen_markdown_and_picture_say_the_same(tmp_path):
@@ -388,6 +402,22 @@ def test_a_model_made_for_something_else_is_told(place):
     other = replace(make_task(), name="elsewhere")
     found = find_errors(start_from(str(place / "good")), start_from(str(place / "good")), other, device="cpu")
     assert "A was made for reviews, not for elsewhere" in found["notes"]
+    good, same = start_from(str(place / "good")), load_task(str(place / "reviews"))
+    told = "A was made with texts cut at the usual length, and is asked here with texts cut at 8 tokens"
+    assert told in find_errors(good, good, same, length=8, device="cpu")["notes"]
+    assert not any("was made" in note for note in find_errors(good, good, same, device="cpu")["notes"])
+
+
+def test_a_pooler_that_reads_fewer_tokens_than_there_are_is_told():
+    task = toy_task("classify", 8)
+    starts = [
+        Start(run(f"pool_layers(length={length})", small(layers=1), task).encoder, str(length), "")
+        for length in (4, 64)
+    ]
+    notes = find_errors(*starts, task, device="cpu")["notes"]
+    assert [note for note in notes if "reads the first" in note] == [
+        "A reads the first 4 tokens of a text and no others"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -399,6 +429,7 @@ def test_a_model_made_for_something_else_is_told(place):
         (("good", "poor", "--split", "test"), "has no split 'test'"),
         (("good", "poor", "--positive", "goood"), "Did you mean 'good'?"),
         (("good", "poor", "--examples", "-1"), "--examples was given -1"),
+        (("good", "poor", "--out", __file__), "test_errors_verb.py is a file; give another folder"),
         (("good", "poor", "--length", "3"), "texts cannot be cut at 3 tokens"),
     ],
 )

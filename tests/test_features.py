@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 from collections import namedtuple
+from contextlib import nullcontext
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from smallbert.features.building import build_store
 from smallbert.features.plan import plan_store
 from smallbert.features.store import open_store
 from smallbert.model.folders import save_folder
-from smallbert.model.walk import collect
+from smallbert.model.walk import walk
 
 TASK = toy_task("classify", 48)
 SMALL = 12_000  # bytes a shard, for several of them
@@ -160,6 +161,7 @@ def test_killed_and_gone_on_with_is_the_same_to_the_byte(tmp_path):
         build(tmp_path / "s")  # nothing is left to do
 
 
+@pytest.mark.slow  # starts processes, each of which takes seconds to import
 def test_two_processes_build_what_one_builds(tmp_path):
     told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}  # what a launcher tells
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "two"), "none"]
@@ -204,11 +206,58 @@ def test_a_damaged_shard_is_named(tmp_path, capsys):
     assert torch.equal(open_store(tmp_path / "s").read(INDEX), store.read(INDEX))
 
 
-def test_lengths_are_checked_too(tmp_path):
+def test_lengths_are_checked_and_repaired_too(tmp_path):
     build(tmp_path / "s")
-    flip(tmp_path / "s" / "lengths.safetensors", 1030)
-    with pytest.raises(RunError, match=r"lengths.safetensors is missing or damaged"):
-        open_store(tmp_path / "s")
+    before, file = contents(tmp_path / "s"), tmp_path / "s" / "lengths.safetensors"
+    for damage in (lambda: flip(file, 1030), file.unlink):
+        damage()
+        with pytest.raises(RunError, match=r"lengths.safetensors is missing or damaged; build the store again"):
+            open_store(tmp_path / "s")
+        with patch.object(building, "_write_shard", side_effect=AssertionError):
+            build(tmp_path / "s")  # as it says
+        assert contents(tmp_path / "s") == before
+
+
+def test_building_again_repairs_a_damaged_shard(tmp_path):
+    build(tmp_path / "s")
+    before, said = contents(tmp_path / "s"), []
+    for place in (-5, 20):  # in the values, and in the header
+        flip(tmp_path / "s" / "00001.safetensors", place)
+        with patch.object(building, "_write_shard", wraps=building._write_shard) as write:
+            build(tmp_path / "s", verify=True, line=said.append)
+        assert [call.args[4] for call in write.call_args_list] == [1] and contents(tmp_path / "s") == before
+    assert sum("00001.safetensors is damaged; it is written anew" in line for line in said) == 2
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_of_two_different_builds_in_one_folder_one_is_refused(finished, tmp_path):
+    real, write, plain = building._check_room, building._write_shard, tmp_path / "s"
+
+    def another(*given):  # begins, or even ends, while the first has just looked and found nothing
+        real(*given)
+        stopped = Mock(side_effect=write if finished else KeyboardInterrupt)
+        with patch.object(building, "_check_room", real), patch.object(building, "_write_shard", stopped):
+            with nullcontext() if finished else pytest.raises(KeyboardInterrupt):
+                build(plain, dtype="int8")
+
+    with patch.object(building, "_check_room", another):
+        with pytest.raises(UserError, match="holds other hidden states: dtype is int8, not float16"):
+            build(plain)
+    assert build(plain, dtype="int8").about["dtype"] == "int8"
+
+
+def test_progress_is_that_of_the_whole_store(tmp_path):
+    seen, write = [], building._write_shard
+
+    def helped(encoder, stream, plan, out, number, tell):
+        write(encoder, stream, plan, out, number, tell)
+        if number == 0:  # another process does the rest meanwhile
+            for other in range(1, len(plan.ranges)):
+                write(encoder, stream, plan, out, other, Mock(done=0))
+
+    with patch.object(building, "_write_shard", helped):
+        build(tmp_path / "s", say=lambda stage, done, total, info: seen.append((stage, done, total)))
+    assert seen[-1] == (building.STAGE, 48, 48) and [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -262,7 +311,12 @@ def test_bad_input_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(UserError, match="holds no store of hidden states"):
         open_store(tmp_path)
     (tmp_path / "bad").mkdir()
-    for text, said in [("{", "cannot be read"), ('{"format": 9}', "has format 9; this version reads 1")]:
+    for text, said in [
+        ("{", "cannot be read"),
+        ('{"format": 9}', "has format 9; this version reads 1"),
+        ('{"format": 1}', r"cannot be read \(it does not say 'store'\); remove the folder and build the store again"),
+        ("[1]", "cannot be read"),
+    ]:
         (tmp_path / "bad" / "store.json").write_text(text)
         with pytest.raises(UserError, match=said):
             open_store(tmp_path / "bad")
@@ -300,6 +354,7 @@ print(max(read[-100:]) - max(read[:100]))
 """
 
 
+@pytest.mark.slow
 def test_memory_stays_flat(tmp_path):
     command = [sys.executable, "-c", MEMORY, str(tmp_path / "s")]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
@@ -318,7 +373,7 @@ def test_the_verbs(tmp_path, capsys):
     out = str(tmp_path / "s")
     words = ["features", "build", str(tmp_path / "model"), "--task", str(tmp_path / "data"), "--out", out]
     assert main([*words, "--layers", "0,-1", "--dtype", "int8", "--length", "16"]) == 0
-    assert "48 texts, 333 tokens, 2 hidden states of width 16, int8: 0.0 MB in 1 shards" in capsys.readouterr().err
+    assert "48 texts, 333 tokens, 2 hidden states of width 16, int8: 0.0 MB in 1 shard," in capsys.readouterr().err
     assert main(["features", "info", out, "--json"]) == 0
     about = json.loads(capsys.readouterr().out)
     assert (about["layers"], about["split"], about["length"], about["shards"]) == ([0, 2], "train", 16, 1)
@@ -363,6 +418,41 @@ def test_a_head_learns_the_same_from_a_store(kind, begin, layout, tmp_path):
             torch.testing.assert_close(made[store].encoder.state_dict()[name], one, atol=bound, rtol=0.0, msg=name)
 
 
+@pytest.mark.parametrize(
+    ("begin", "kept"),
+    [
+        ("pool_layers(layers=[0, 1])", [0, 1]),
+        ("pool_layers('mix', layers=[1])", [1]),
+        ("mix_layers(layers=[0])", [0, 3]),  # a mixture may be let in step by step from the last
+        ("pool_layers(layers=[1], detach=True)", [1, 3]),
+    ],
+)
+def test_only_what_is_read_is_kept_and_handed_over_in_its_place(begin, kept, tmp_path):
+    task, three = toy_task("pair", 12), small(layers=3)
+    before = run("head", three, task).encoder
+    recipe = f"{begin} + {FROZEN.format('padded', '{}')}".replace("epochs=4", "epochs=1")
+    live = run(recipe.format("none"), before, task, judge=False).encoder
+    build(tmp_path / "s", before, task, layers=kept, dtype="float32")
+    given = run(recipe.format(tmp_path / "s"), before, task, judge=False)
+    assert f"{len(kept)} hidden state" in given.notes[-1]
+    for name, one in live.state_dict().items():
+        torch.testing.assert_close(given.encoder.state_dict()[name], one, atol=2e-5, rtol=0.0, msg=name)
+    run(recipe.format("auto"), before, task, judge=False, states=tmp_path / "auto")
+    (made,) = (tmp_path / "auto").iterdir()
+    assert open_store(made).layers == kept
+    build(tmp_path / "t", before, task, layers=[kept[-1] - 1])
+    with pytest.raises(UserError, match=rf"of the layers \[{kept[-1] - 1}\], and the head reads \{kept}"):
+        run(recipe.format(tmp_path / "t"), before, task)
+
+
+def test_layers_above_the_last_one_kept_do_not_run(tmp_path):
+    encoder = small(layers=3)
+    whole = build(tmp_path / "all", encoder)
+    for layer in encoder.backbone.encoder.layer[1:]:
+        layer.register_forward_pre_hook(lambda *_: pytest.fail("a layer ran for nothing"))
+    assert torch.equal(build(tmp_path / "low", encoder, layers=[0, 1]).read(INDEX), whole.read(INDEX, [0, 1]))
+
+
 def test_the_backbone_runs_once_a_text(tmp_path):
     seen = []
     before = run("head", small(), TASK).encoder
@@ -370,7 +460,10 @@ def test_the_backbone_runs_once_a_text(tmp_path):
     with patch.object(
         computing, "make_batch", lambda stream, index, *rest: seen.append(len(index)) or real(stream, index, *rest)
     ):
-        with patch("smallbert.model.encoder.collect", side_effect=lambda *_: seen.append(0) or collect(*_)):
+        with (
+            patch("smallbert.model.encoder.collect", side_effect=AssertionError),
+            patch.object(computing, "walk", side_effect=lambda *_: seen.append(0) or walk(*_)),
+        ):
             run(FROZEN.format("auto", "auto"), before, TASK, judge=False)
             assert sum(seen) == 48 and seen.count(0) == len(seen) // 2
             # Another run, of another seed, finds them.

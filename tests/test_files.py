@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from smallbert import files
-from smallbert.errors import RunError
+from smallbert.errors import RunError, UserError
 
 
 def names(folder):
@@ -66,6 +66,26 @@ def test_a_full_disk_leaves_the_old_one(tmp_path, monkeypatch, kind):
     with pytest.raises(RunError, match="No space left"):
         write("new")
     assert read() == "old" and names(tmp_path) == ["it"]
+
+
+def test_a_file_where_a_folder_should_be_is_said_in_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for write in (files.write_json, files.write_new_json):
+        with pytest.raises(RunError, match=r"cannot write .*file/it.json: .*; what was there before is untouched"):
+            write(tmp_path / "file" / "it.json", {})
+    for out in (tmp_path / "file", tmp_path / "file" / "deeper"):
+        with pytest.raises(UserError, match=r"--out .* cannot be written to: .*file is a file; give another folder"):
+            files.check_folder(out)
+    files.check_folder(tmp_path / "new" / "folder")
+    assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_is_there_is_not_written_over_by_what_is_new(tmp_path, monkeypatch, links):
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "no links here")))
+    assert files.write_new_json(tmp_path / "it", 1) and not files.write_new_json(tmp_path / "it", 2)
+    assert (tmp_path / "it").read_text() == "1\n" and names(tmp_path) == ["it"]
 
 
 def test_no_number_that_is_none_gets_into_json(tmp_path):

@@ -308,6 +308,43 @@ def test_a_distilbert_student_leaves_the_token_types_to_its_teacher(tmp_path):
     assert not torch.allclose(without, own, atol=1e-4)  # it would have noticed
 
 
+@pytest.mark.parametrize("kind", ["classify", "regress", "tag"])
+def test_a_teacher_may_read_more_of_a_text_than_its_student(kind):
+    """The student reads six words of a text, the teacher all; what it alone sees is no word of the student's."""
+    task = toy_task(kind, 24)
+    encoder = run("head", small(), task).encoder
+    phase = phase_of(f"distill(length=40, alpha=1.0) + {WHOLE}", encoder, task, length=8)
+    view = view_of("latest")
+    whole, short = stream_of(encoder, task, "train").views["student"], phase.stream.views["student"]
+    assert np.array_equal(phase.stream.views[view].ids, whole.ids)
+    assert max(short.lengths) == 8 < max(whole.lengths)
+    batches = {name: make_batch(phase.stream, np.arange(9), Layout(False, 64), view=name) for name in ("student", view)}
+    phase.encoder.eval()
+    found = phase.loss(batches).item()
+    with torch.no_grad():
+        ours, theirs = (encoder(batches[name]) for name in ("student", view))
+    if kind == "tag":  # each word the student sees is the same token of the teacher's longer text
+        theirs = theirs[:, : ours.shape[1]]
+    each = divergence(kind, ours, theirs, phase.look_at(batches), 2.0)
+    assert found == pytest.approx(each.sum().item() / 9, rel=1e-3) and found > 0
+    assert not run(f"distill(length=40) + {WHOLE}", encoder, task, length=8, judge=False).diverged
+
+
+def test_a_teacher_that_reads_more_is_refused_where_tokens_or_spans_are_compared(encoder):
+    for recipe, model, task, words in (
+        (f"align('hidden') + distill(length=40) + {WHOLE}", encoder, TASK, "compares what both make"),
+        (
+            f"distill(length=40) + {WHOLE}",
+            run("head", small(), toy_task("answer")).encoder,
+            toy_task("answer"),
+            "spans",
+        ),
+        ("distill(length=3)", encoder, TASK, "8 or more"),
+    ):
+        with pytest.raises(UserError, match=words):
+            run(recipe, model, task)
+
+
 def test_the_teacher_stays_in_evaluation_mode_while_training(encoder):
     modes = []
     with METHODS.for_now():
@@ -513,6 +550,7 @@ def test_which_layers_stay():
         "even": [[11], [3, 7, 11], [2, 5, 8, 11], [1, 3, 5, 7, 9, 11]],
         "first": [[0], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5]],
         "last": [[11], [9, 10, 11], [8, 9, 10, 11], [6, 7, 8, 9, 10, 11]],
+        "spread": [[0], [0, 6, 11], [0, 4, 7, 11], [0, 2, 4, 7, 9, 11]],
         "ends": [[0], [0, 1, 11], [0, 1, 10, 11], [0, 1, 2, 9, 10, 11]],
     }
     for total in range(2, 26):

@@ -82,7 +82,7 @@ def test_special_pieces_with_small_numbers_keep_them():
 @pytest.mark.parametrize(("kind", "features"), [("classify", 12), ("pair", 48), ("regress", 12), ("tag", 12)])
 def test_an_lstm_weighs_what_it_should(kind, features, tmp_path):
     task = toy_task(kind)
-    student = run("bilstm(6, inner=5, embed=7)", small(), task).encoder
+    student = run("lstm(6, inner=5, embed=7)", small(), task).encoder
     lstm = 2 * (4 * 6 * (7 + 6) + 2 * 4 * 6)
     outputs = student.head.out.out_features
     whole = 100 * 7 + lstm + features * 5 + 5 + outputs * 6
@@ -99,7 +99,7 @@ def test_an_lstm_weighs_what_it_should(kind, features, tmp_path):
 
 
 def test_an_lstm_is_torchs_own():
-    student = run("bilstm(6, layers=2, inner=5, embed=7)", small(), toy_task()).encoder.backbone
+    student = run("lstm(6, layers=2, inner=5, embed=7)", small(), toy_task()).encoder.backbone
     theirs = torch.nn.LSTM(7, 6, 2, batch_first=True, bidirectional=True)
     with torch.no_grad():
         for name, tensor in theirs.named_parameters():
@@ -116,7 +116,7 @@ def test_an_lstm_is_torchs_own():
 def test_pairs_are_read_one_by_one():
     """The first half is what the first text gives alone, whatever stands behind it."""
     task = toy_task("pair")
-    student = run("bilstm(6, inner=5)", small(), task).encoder.eval()
+    student = run("lstm(6, inner=5)", small(), task).encoder.eval()
     seen = []
     student.backbone.dense.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
     encode = student.tokenizer
@@ -135,13 +135,13 @@ def test_pairs_are_read_one_by_one():
 def test_words_are_copied_reduced_or_new():
     teacher = trained()
     table = words(teacher.backbone).weight
-    same, fewer, new = (run(f"bilstm(4{more})", teacher, TASK).encoder for more in ("", ", embed=5", ", words='new'"))
+    same, fewer, new = (run(f"lstm(4{more})", teacher, TASK).encoder for more in ("", ", embed=5", ", words='new'"))
     assert torch.equal(words(same.backbone).weight, table)
     assert words(new.backbone).weight.shape == (100, 300)
     found = words(fewer.backbone).weight
     best = torch.linalg.svdvals(table)[:5].square().sum()
     torch.testing.assert_close(found.square().sum(), best)  # no five directions hold more
-    frozen = run("bilstm(4) | train(epochs=1, batch=8, lr=0.01, freeze='embeddings')", teacher, TASK).encoder
+    frozen = run("lstm(4) | train(epochs=1, batch=8, lr=0.01, freeze='embeddings')", teacher, TASK).encoder
     assert torch.equal(words(frozen.backbone).weight, table)
 
 
@@ -149,7 +149,7 @@ def test_a_distilled_lstm_learns():
     task = toy_task("classify", 96)
     teacher = run("finetune(epochs=12, batch=8, lr=0.002)", small(hidden_dropout_prob=0.0), task).encoder
     assert accuracy(teacher, task) > 95
-    taught = "bilstm(16, inner=16) | distill(alpha=1.0) + train(epochs=15, batch=8, lr=0.01)"
+    taught = "lstm(16, inner=16) | distill(alpha=1.0) + train(epochs=15, batch=8, lr=0.01)"
     assert accuracy(run(taught, teacher, task).encoder, task, "dev") > 85
 
 
@@ -218,12 +218,15 @@ def test_a_stride_halves_the_multiplications_of_the_layers():
 @pytest.mark.parametrize(
     "student",
     [
-        "student(1, width=8, start='slice') | small_vocabulary(60)",
-        "bilstm(4, embed=8)",
-        pytest.param(
-            "bottleneck(layers=1, width=16, inner=8, heads=2, ffns=2, ffn=16, embed=8)", marks=pytest.mark.slow
-        ),
         "student(1, ffn=20, start='slice') | stride(2) | share_projections + distill + train(epochs=1, batch=8)",
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in (
+                "student(1, width=8, start='slice') | small_vocabulary(60)",
+                "lstm(4, embed=8)",
+                "bottleneck(layers=1, width=16, inner=8, heads=2, ffns=2, ffn=16, embed=8)",
+            )
+        ),
     ],
 )
 def test_a_student_is_made_measured_looked_into_and_resumed(student, tmp_path, monkeypatch):

@@ -213,6 +213,10 @@ def test_layers_above_the_last_one_read_do_not_run():
 @every_form
 def test_every_form_reads_every_kind_of_task_in_both_layouts(form, kind, tmp_path):
     task = toy_task(kind, 16)
+    if kind in ("tag", "answer") and ("tokens" in form or "masked" in form):
+        with pytest.raises(UserError, match="each token is read by itself; leave out tokens, masked and length"):
+            run(form, small("bert", layers=2), task)
+        return
     encoder = run(form, small("bert", layers=2), task).encoder
     batch = batch_of(encoder, task)
     with torch.no_grad():
@@ -225,6 +229,7 @@ def test_every_form_reads_every_kind_of_task_in_both_layouts(form, kind, tmp_pat
     for number in range(3):
         alone = scores_of(encoder, task, index=[number])[0]
         torch.testing.assert_close(alone, streamed[number] if whole else streamed[number, : len(alone)])
+    assert count_macs(encoder, 16) > 0
     assert save_folder(encoder, tmp_path / "model") == "smallbert"
     loaded = load_folder(tmp_path / "model")
     assert is_same_state(loaded, encoder) and torch.equal(scores_of(loaded, task), streamed)
@@ -244,6 +249,23 @@ def test_every_form_learns_on_a_frozen_backbone_alone(form):
     assert list(after.heads) == ["task"]
 
 
+@pytest.mark.parametrize(("form", "kind"), [("adapter", "tag"), ("attention", "classify"), ("mix", "answer")])
+def test_every_kind_of_pooler_comes_to_a_card(form, kind, tmp_path):
+    start, task = Start(small("bert", layers=1), "small", "small"), toy_task(kind, 8)
+    recipe = f"pool_layers({form!r}, detach=True) + finetune(epochs=1)"
+    card = make_one(recipe, start, task, 0, tmp_path, kind="machinery check", device="cpu", seconds=None)
+    assert card["status"] == "ok" and card["macs"]["value"] > 0 and card["parameters"]["head"] > 0
+    assert card["trained"]["plain_head"].keys() == card["scores"].keys()
+
+
+def test_counting_leaves_gradients_as_they_were():
+    encoder = run("pool_layers('attention')", small("bert", layers=1), toy_task("pair", 16)).encoder
+    encoder.backbone.requires_grad_(False)
+    before = {name: one.requires_grad for name, one in encoder.named_parameters()}
+    assert count_macs(encoder, 16) > 0
+    assert {name: one.requires_grad for name, one in encoder.named_parameters()} == before
+
+
 def test_gradients_reach_the_encoder_unless_it_is_frozen():
     task = toy_task("pair", 16)
     before = run("head", small("bert", layers=2), task).encoder
@@ -255,6 +277,8 @@ def test_gradients_reach_the_encoder_unless_it_is_frozen():
 @pytest.mark.parametrize("kind", ["pair", "answer"])
 def test_a_stopped_gradient_leaves_plain_training_as_it_is_to_the_bit(form, kind):
     task, base = toy_task(kind, 32), small("bert", layers=2)
+    if kind == "answer":  # each token is read by itself
+        form = form.replace("tokens='mean'", "norm='feature'")
     plain = run("finetune(epochs=2, batch=8, lr=0.001, clip=0.01)", base, task).encoder
     both = run(f"pool_layers({form}detach=True) + finetune(epochs=2, batch=8, lr=0.001, clip=0.01)", base, task).encoder
     mine, theirs = state_of(with_plain_head(both)), state_of(plain)
@@ -328,6 +352,23 @@ def test_what_reads_padding_sees_the_same_of_it_in_any_company():
     assert not torch.allclose(scores_of(masked, task), scores_of(encoder, task))  # the padding does matter
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_teacher_that_reads_padding_scores_as_it_does_alone(packed):
+    """And what it tells of its layers stands where the tokens of the batch do."""
+    task = toy_task("pair", 16)
+    teacher = run("pool_layers(masked=False, length=40)", small("bert", layers=2), task).encoder
+    batch = batch_of(teacher, task, packed=packed)
+    for wanted in ({}, {"hidden": {0, 2}, "q": {1}}):
+        seen = teacher.look(batch, wanted)
+        torch.testing.assert_close(seen.scores, teacher(batch))
+        plain = teacher.look(batch, wanted, scores=False).taps if wanted else {}
+        assert all(torch.equal(seen.taps[role][at], plain[role][at]) for role in wanted for at in wanted[role])
+    recipe = (
+        "mark('teacher') | head | align('hidden', teacher='teacher') + distill('teacher') + train(epochs=1, batch=8)"
+    )
+    assert not run(recipe, teacher, task, judge=False).diverged
+
+
 # What they cost, and what can be cut.
 
 
@@ -358,8 +399,22 @@ def test_the_card_counts_what_runs():
     idle = count(encoder.heads[PLAIN]) + count(encoder.backbone.encoder.layer[2])
     assert found["total"] == plain["total"] + found["head"] and found["running"] == found["total"] - idle
     cut = count_parameters(run("cut_to_mixture", encoder, task).encoder)
-    assert cut["running"] == found["running"]
-    assert cut["total"] == found["total"] - count(encoder.backbone.encoder.layer[2])
+    assert cut["running"] == found["running"] == cut["total"] == found["total"] - idle
+
+
+@pytest.mark.parametrize("cut", ["cut_to_mixture", "drop_layers(2)"])
+def test_a_plain_head_goes_with_the_layers_it_stood_on(cut, tmp_path):
+    task, base = toy_task("pair", 16), small("bert", layers=3)
+    recipe = f"pool_layers(detach=True, layers=[0, 1]) + {SHORT}"
+    card = make_one(
+        f"{recipe} | {cut}", Start(base, "tiny", "0"), task, 0, tmp_path, kind="machinery check", seconds=None
+    )
+    assert "plain_head" not in card["trained"]
+    assert any("the plain head" in note and "went with the layers" in note for note in card["trained"]["notes"])
+    (folder,) = (tmp_path / "models").iterdir()
+    assert list(load_folder(folder).heads) == ["task"]
+    whole = run(f"pool_layers(detach=True) + {SHORT} | cut_to_mixture", base, task)
+    assert list(whole.encoder.heads) == ["task", PLAIN] and not any("went with" in note for note in whole.notes)
 
 
 @pytest.mark.parametrize("form", ["layers=[0, 1]", "'attention', layers=[1]", "'mix', layers=[0, 1]", "layers=[0]"])
@@ -391,8 +446,10 @@ def test_dropping_layers_forgets_their_weights():
 @pytest.mark.parametrize(
     "form",
     [
-        "pool_layers('attention')",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("pool_layers", "pool_layers(masked=False)")),
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("pool_layers('attention')", "pool_layers", "pool_layers(masked=False)")
+        ),
     ],
 )
 def test_onnx(form, tmp_path):
@@ -461,6 +518,11 @@ def test_a_fraction_of_an_epoch_is_that_share_of_its_steps(epochs):
         ("pool_layers(lr=0.0)", "more than 0"),
         ("pool_layers('mix', tokens='mean')", "for kind='adapter'"),
         ("pool_layers('mix', masked=False)", "no padding"),
+        ("pool_layers('mix', width=4)", "leave width=4 out"),
+        ("pool_layers('attention', length=9)", "leave it out"),
+        ("pool_layers(tokens='mean', length=9)", "leave it out"),
+        ("pool_layers(detach=True, beside=True) + finetune", "write one"),
+        ("finetune(dropout=2)", "finetune: dropout is a share from 0 to below 1, not 2.0"),
         ("pool_layers(layers=[9])", "no hidden state 9"),
         ("pool_layers(layers=[])", "layers is empty"),
         ("pool_layers(length=1000)", "at most"),

@@ -282,7 +282,7 @@ def test_layers_are_aligned_where_words_are_hidden(text, tmp_path, tokens):
 
 def test_a_new_model_or_vocabulary_has_no_use_for_the_old_head(text, tmp_path):
     read = f"pretrain({str(text)!r}, steps=2, length=16, batch=4, keep_head=True)"
-    for student in ("student(1, width=8, start='slice')", "bottleneck(1, 16, 8, 2, ffn=16, embed=4)", "bilstm(6)"):
+    for student in ("student(1, width=8, start='slice')", "bottleneck(1, 16, 8, 2, ffn=16, embed=4)", "lstm(6)"):
         made = run(f"{read} | {student}", small(), toy_task("classify", 8)).encoder
         assert list(made.heads) == ["task"]
     made = run(f"{read} | small_vocabulary(60) | {read}", small(), toy_task("classify", 8)).encoder

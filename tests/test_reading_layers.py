@@ -171,9 +171,11 @@ def test_frozen_parts_stay_as_they_are(which, moved):
 @pytest.mark.parametrize(
     "recipe",
     [
-        "mix_layers(norm='layer')",
         "connect_layers | gate_layers",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("mix_layers", "gate_layers", "connect_layers")),
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("mix_layers(norm='layer')", "mix_layers", "gate_layers", "connect_layers")
+        ),
     ],
 )
 def test_what_reads_layers_can_be_saved_loaded_and_exported(recipe, tmp_path):

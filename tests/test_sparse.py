@@ -301,6 +301,7 @@ def test_stored_numbers_stay_while_the_rest_is_trained():
         assert not torch.equal(new.bias, old.bias), name
 
 
+@pytest.mark.slow
 def test_compiled_layers_give_the_same():
     encoder = run("sparse(run='sparse')", pruned(), TASK).encoder
     wanted = scores_of(encoder, TASK)

@@ -42,10 +42,20 @@ def test_wilson_is_scipys(n):
         assert ours.wilson_interval(count, n) == pytest.approx((wanted.low, wanted.high), abs=1e-9)
 
 
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 30])
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 30, 1000, 20_000, 400_000])
 def test_t_is_scipys(freedom):
-    for t in (0.1, 1.0, 2.0, -2.0, 4.5):
-        assert ours.t_tail(t, freedom) == pytest.approx(2 * stats.t.sf(abs(t), freedom), rel=1e-9)
+    for t in (0.0, 1e-9, 0.1, 1.0, 1.5, 2.0, -2.0, 4.5, 8.0, 15.0, 38.0, 1e3):  # also far out, where 1 - p would be 1
+        wanted = 2 * stats.t.sf(abs(t), freedom)
+        assert ours.t_tail(t, freedom) == pytest.approx(wanted, rel=1e-8, abs=1e-300) and ours.t_tail(t, freedom) >= 0
+
+
+def test_welch_is_scipys():
+    draw = np.random.default_rng(0)
+    for sizes, shift in (((5, 9), 0.5), ((400, 30), 0.1), ((3000, 2000), 1.0)):
+        one, other = draw.normal(0, 1, sizes[0]), draw.normal(shift, 2, sizes[1])
+        found, wanted = ours.welch(list(one), list(other)), stats.ttest_ind(one, other, equal_var=False).pvalue
+        assert 0 < wanted <= found < 1.1 * wanted + 1e-3 * (wanted > 1e-3)  # degrees of freedom are rounded down
+    assert ours.welch([1.0, 1.0], [1.0, 1.0]) is None and ours.welch([1.0], [2.0, 3.0]) is None
 
 
 def test_sign_flips_are_scipys():

@@ -1,8 +1,9 @@
 """Students: what they keep of the teacher to the last bit, what they weigh, who teaches them, and that they learn."""
 
+import numpy as np
 import pytest
 import torch
-from toys import batch_of, is_same_state, phase_of, run, scores_of, small, toy_task
+from toys import batch_of, is_same_state, phase_of, run, scores_of, small, snapshot, toy_task
 from transformers import AutoModelForSequenceClassification
 
 from smallbert.data import tokenizer_key
@@ -11,7 +12,9 @@ from smallbert.measuring.cost import count_parameters
 from smallbert.model.anatomy import layers, part, words
 from smallbert.model.encoder import load
 from smallbert.model.folders import load_folder, save_folder
+from smallbert.model.heads import losses
 from smallbert.model.slicing import choose, features, top
+from smallbert.training.importance import weigh_by_loss
 
 TASK = toy_task("pair", 16)
 PLAIN = ["bert", "roberta", "electra", "distilbert", "mpnet", "deberta-v2"]
@@ -35,6 +38,7 @@ def bert_size(width, ffn, count, vocabulary=100, places=72, outputs=3):
     [
         ("student(2)", [1, 3]),
         ("student(2, which='first')", [0, 1]),
+        ("student(2, which='spread')", [0, 3]),
         ("student([0, 3])", [0, 3]),
         ("student(3, which='ends')", [0, 1, 3]),
     ],
@@ -102,6 +106,20 @@ def test_modernbert_keeps_both_rows_of_a_gated_neuron_and_q_k_v_of_a_head():
     assert torch.equal(mine.mlp.Wi.weight, theirs.mlp.Wi.weight[torch.cat([choice.neurons, choice.neurons + 32])])
 
 
+def test_smaller_heads_turn_as_fast_as_those_they_were_cut_out_of():
+    """A head of half the size has every second angle, so its numbers stay where they turned as they do now."""
+    teacher = trained("modernbert")
+    student = run("student([2], width=8, heads=4, start='slice')", teacher, TASK).encoder
+    place = torch.arange(5)[None]
+    angles = [e.backbone.rotary_emb(torch.zeros(1), place, "full_attention")[0][0] for e in (teacher, student)]
+    (choice,) = choose(teacher, [2], 4, 4, 2, 16)
+    assert choice.looks.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+    torch.testing.assert_close(angles[0][:, choice.looks[:2]], angles[1])
+    assert torch.isfinite(scores_of(student, TASK)).all()
+    with pytest.raises(UserError, match="even size"):
+        run("student([2], width=12, heads=4, start='slice')", teacher, TASK)
+
+
 def test_what_weighs_nothing_goes_first():
     """A head and neurons at zero are not kept, and a model that had only those to lose gives the same scores."""
     teacher = trained()
@@ -113,6 +131,42 @@ def test_what_weighs_nothing_goes_first():
     student = run("student([0, 1, 2], heads=3, ffn=30, start='slice')", teacher, TASK).encoder
     torch.testing.assert_close(scores_of(student, TASK), scores_of(teacher, TASK))
     assert count_parameters(student)["encoder"] == 3 * (4 * 12 * 16 + 2 * 16 * 30)
+
+
+def test_by_the_loss_what_never_speaks_goes_first():
+    """Neurons with the largest weights of all, but far below where their activation begins."""
+    teacher, dead = trained(), [3, 17, 30]
+    with torch.no_grad():
+        for layer in layers(teacher.backbone):
+            layer.intermediate.dense.weight[dead] *= 5
+            layer.intermediate.dense.bias[dead] = -1000.0
+    loss, size = (
+        run(f"student([0, 1, 2], ffn=29, start='slice', by='{by}')", teacher, TASK).encoder for by in ("loss", "size")
+    )
+    torch.testing.assert_close(scores_of(loss, TASK), scores_of(teacher, TASK))
+    assert not torch.allclose(scores_of(size, TASK), scores_of(teacher, TASK), atol=1e-4)
+
+
+def test_importance_is_weights_times_gradients(family):
+    """Summed over batches; of one example at a time it is what autograd says, and the encoder stays as it was."""
+    teacher = trained(family, count=2)
+    before = snapshot(teacher)
+    found = weigh_by_loss(teacher, toy_task("pair", 40), 40, 0)
+    assert snapshot(teacher) == before and set(found) == set(teacher.backbone.parameters())
+    order = torch.from_numpy(np.random.default_rng(0).permutation(40))
+    wanted = dict.fromkeys(found, 0.0)
+    for some in order.split(32):
+        batch = batch_of(teacher, toy_task("pair", 40), some.tolist(), split="train")
+        loss = losses(teacher.head, teacher(batch), batch).sum()
+        got = torch.autograd.grad(loss, list(found), allow_unused=True)
+        wanted = {
+            p: wanted[p] + (0.0 if g is None else (p * g).abs().detach()) for p, g in zip(found, got, strict=True)
+        }
+    for parameter, value in found.items():
+        torch.testing.assert_close(value, wanted[parameter] + torch.zeros_like(value), atol=1e-5, rtol=1e-3)
+    if family != "mobilebert":
+        student = run("student(1, width=12, ffn=20, start='slice', by='loss')", teacher, TASK).encoder
+        assert torch.isfinite(scores_of(student, TASK)).all()
 
 
 def test_zeros_stay_held_in_a_slice():
@@ -172,18 +226,19 @@ def test_random_students_follow_the_seed():
         ("student(5)", "the model has 3"),
         ("student([2, 1])", "counted from 0 to 2"),
         ("student(2, width=8)", "start='slice'"),
+        ("student(2, by='loss')", "write start='slice'"),
         ("student(2, width=32, start='slice')", "cannot be cut out of width=16"),
         ("student(2, width=16, heads=2, start='slice')", "a head of 8 numbers"),
         ("student(2, width=10, heads=3, start='random')", "3 equal heads"),
         ("quantize | student(2, width=8, start='slice')", "plain weights"),
         ("stride(2) | student(2, width=8, start='slice')", "behind it"),
-        ("mix_layers | bilstm", "after it"),
-        ("bilstm(4, embed=8) | drop_layers(1)", "works on layers"),
-        ("bilstm(4, embed=8) | student(1)", "works on layers"),
-        ("bilstm(4, embed=8) | mix_layers", "works on layers"),
-        ("bilstm(4, embed=8) | stride(2)", "works on layers"),
-        ("bilstm(4, embed=8) | connect_layers", "works on layers"),
-        ("bilstm(4, embed=17)", "cannot become 17"),
+        ("mix_layers | lstm", "after it"),
+        ("lstm(4, embed=8) | drop_layers(1)", "works on layers"),
+        ("lstm(4, embed=8) | student(1)", "works on layers"),
+        ("lstm(4, embed=8) | mix_layers", "works on layers"),
+        ("lstm(4, embed=8) | stride(2)", "works on layers"),
+        ("lstm(4, embed=8) | connect_layers", "works on layers"),
+        ("lstm(4, embed=17)", "cannot become 17"),
         ("student(3, model='x')", r"student\(model='x'\) \| student\(4\)"),
         ("small_vocabulary(text='nowhere.txt')", "no text file"),
     ],
@@ -229,7 +284,7 @@ def test_a_checkpoint_of_this_very_task_keeps_its_head(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "student", ["student(1)", "student(2, width=8, start='slice')", "bilstm(4, embed=8)", "small_vocabulary(60)",
+    "student", ["student(1)", "student(2, width=8, start='slice')", "lstm(4, embed=8)", "small_vocabulary(60)",
                 "bottleneck(layers=1, width=16, inner=8, heads=2, ffns=2, ffn=16, embed=8)", "stride(2)"]
 )  # fmt: skip
 @pytest.mark.parametrize("joint", ["|", "+"])

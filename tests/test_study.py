@@ -229,6 +229,7 @@ def trainings(folder):
     return found
 
 
+@pytest.mark.slow  # starts processes, each of which takes seconds to import
 def test_runs_behind_one_beginning_go_to_many_workers(tmp_path, monkeypatch):
     """Two of them wait for each other, so that they must run at once; all are what they are one by one."""
     monkeypatch.setattr(study, "_prepare", partial(prepare_watched, {CUT: 2, TAUGHT: 2}))
@@ -307,6 +308,7 @@ def test_a_launch_of_many_processes_is_refused(start, tmp_path, monkeypatch):
         study.run_study(asked, bench)
 
 
+@pytest.mark.slow
 def test_kill_minus_nine_with_workers_and_go_on(tmp_path, capsys):
     """Two workers, one recipe that fails; the parent is killed, the workers go with it, and the rest is made later."""
     out = tmp_path / "out"

@@ -73,6 +73,7 @@ def test_a_space_is_read_with_its_names_kinds_and_defaults():
         ("finetune(lr=log(1e-5, __import__('os').getpid()))", "its two ends"),
         ("finetune(lr=linear(-1, 1))", "lr, a learning rate, must be more than 0, not -1"),  # checked at its ends
         ("finetune(warmup=linear(0, 2))", "warmup is a share"),
+        ("finetune(dropout=linear(0.5, 3))", "dropout is a share"),
         ("finetune(batch=linear(0.5, 2.5))", "batch must be int"),
         ("finetune(epochs={1, 'two'})", "epochs must be float"),
         ("maybe() | finetune(epochs={1, 2})", "maybe takes one recipe"),
@@ -180,7 +181,7 @@ def finals_of(tuning, bench):
     return best_of(search.search(tuning, bench))
 
 
-def test_a_search_repeats_itself_and_goes_on_as_if_it_had_not_stopped(tmp_path, monkeypatch):
+def test_a_search_repeats_itself_and_goes_on_after_any_trial_as_if_it_had_not_stopped(tmp_path, monkeypatch):
     def run(folder, *counts):
         for trials in counts:
             tuning, bench = tuning_of(tmp_path / folder, monkeypatch, trials=trials)
@@ -281,6 +282,14 @@ def test_what_trials_have_in_common_is_done_once(tmp_path, monkeypatch):
     # Scores from stored states are those of the whole model.
     plain, bench = tuning_of(tmp_path / "plain", monkeypatch, space.replace("lr=log", "store='none', lr=log"), trials=4)
     assert [one.score for one in search.search(plain, bench)] == pytest.approx([one.score for one in records], abs=1e-9)
+
+
+def test_heads_that_read_padding_and_heads_that_do_not_share_a_search(tmp_path, monkeypatch):
+    space = "pool_layers(masked={True, False}, width=4) + train(freeze='backbone', epochs={0.5, 1}, lr=1e-3)"
+    tuning, bench = tuning_of(tmp_path, monkeypatch, space, trials=4)
+    records = search.search(tuning, bench)
+    assert [one.status for one in records] == ["ok"] * 4, [one.why for one in records]
+    assert {one.drawn["pool_layers.masked"] for one in records} == {"True", "False"}
 
 
 def test_the_final_runs_share_the_states_of_a_frozen_backbone(tmp_path, monkeypatch):
@@ -405,6 +414,7 @@ def start(out, storage, *more):
     return subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow  # starts processes, each of which takes seconds to import
 def test_two_processes_share_a_search_and_killed_ones_are_gone_on_with(tmp_path):
     storage = tmp_path / "shared.db"
     both = [start(tmp_path / name, storage, "--trials", 400) for name in ("one", "two")]
@@ -430,6 +440,7 @@ def test_two_processes_share_a_search_and_killed_ones_are_gone_on_with(tmp_path)
     assert {one.trial for one in after if one.status == "died"} <= again
 
 
+@pytest.mark.slow  # starts processes, each of which takes seconds to import
 def test_several_jobs_do_what_one_would(tmp_path, capsys):
     assert main(command(tmp_path / "out", "--trials", 4, "--jobs", 2, "--search-only")) == 0
     lines = [json.loads(line) for line in (tmp_path / "out" / "trials.jsonl").read_text().splitlines()]
@@ -473,6 +484,17 @@ def test_the_report_says_what_was_gained_and_what_it_seemed_to_be():
     assert "tuning gained +1.17 ± 0.17" in second and "chance" not in second and third.endswith("+4.00.")
     assert trials_sheet(result, records).rows == [["1", "84.00 ± 1.00", "2"], ["0", "80.00 ± 1.00", "1"]]
     assert "+1.17" in to_markdown(result, [], None)
+    # The first one was killed and drawn again: its score is the default's, and it counts once.
+    killed = [record(0, "died", lr=1), *(one._replace(trial=one.trial + 1) for one in records)]
+    killed[1] = killed[1]._replace(tries=2)
+    again = make_result(about, killed, runs)
+    assert again["default"]["trial"] == 1 and again["trials"]["done"] == 4 and "died" not in again["trials"]
+    assert (
+        "4 trials: 2 went to the end, 1 were pruned, 1 failed (1 that died were tried again)" in again["sentences"][0]
+    )
+    assert ", the default 80.00." in again["sentences"][0] and again["sentences"][1:] == [second, third]
+    given_up = make_result(about, [*killed[:1], killed[1]._replace(status="died", score=None), *killed[2:]], [])
+    assert given_up["trials"]["died"] == 1 and given_up["trials"]["done"] == 4
     noisy = [run._replace(score=90.0 - 10 * run.seed) if run.arm == "tuned" else run for run in runs]
     assert "no more than chance" in make_result(about, records, noisy)["sentences"][1]
 

@@ -120,7 +120,7 @@ class _Caught(Exception):
     """Carries a phase out of the run that was about to train it."""
 
 
-def phase_of(recipe, encoder, task, seed: int = 0):
+def phase_of(recipe, encoder, task, seed: int = 0, **options):
     """The first training phase of a recipe, with everything attached and its optimiser made, before its first step."""
     from smallbert.training.optimiser import make_optimiser
 
@@ -129,7 +129,7 @@ def phase_of(recipe, encoder, task, seed: int = 0):
 
     with patch("smallbert.run.train", catch):
         try:
-            run(recipe, encoder, task, seed)
+            run(recipe, encoder, task, seed, **options)
         except _Caught as caught:
             phase = caught.args[0]
             phase.optimiser, phase.total = make_optimiser(phase), 10

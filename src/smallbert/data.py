@@ -246,7 +246,8 @@ def make_batch(
     tensors, size, longest = make(stream, stream.views[view], index, layout, pad, max(slots, len(index)))
     if stream.kind == "words" and "labels" in tensors:
         tensors |= _guesses(tensors["labels"].ravel())
-    return Batch(**{name: torch.from_numpy(array) for name, array in tensors.items()}, size=size, longest=longest)
+    made: Any = {name: torch.from_numpy(array) for name, array in tensors.items()}
+    return Batch(**made, size=size, longest=longest)
 
 
 def _guesses(labels: np.ndarray) -> dict[str, np.ndarray]:

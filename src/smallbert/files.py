@@ -7,7 +7,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +21,51 @@ def write_text(path: Path | str, text: str) -> None:
 
 def write_json(path: Path | str, value: Any) -> None:
     """Write a value as readable JSON, whole or not at all; NaN is refused, since no other reader takes it."""
-    write_text(path, json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+    write_text(path, _json(value))
 
 
-def write_file(path: Path | str, write: Callable[[Path], Any]) -> None:
-    """Call `write` on a name beside `path`, sync what it wrote to disk, then rename it into place."""
+def write_new_json(path: Path | str, value: Any) -> bool:
+    """The same, unless a file of that name is there already; False where one is, which is left as it is."""
+    try:
+        write_file(path, lambda aside: aside.write_text(_json(value), encoding="utf-8"), _put_new)
+    except RunError as error:
+        if isinstance(error.__cause__, FileExistsError) and Path(path).exists():
+            return False
+        raise
+    return True
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _put_new(aside: Path, path: Path) -> None:
+    """Unlike a rename, a link fails where another process was a moment faster."""
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        if path.exists():
+            raise FileExistsError(path) from None
+        aside.replace(path)
+
+
+def write_file(path: Path | str, write: Callable[[Path], Any], put: Callable[[Path, Path], Any] = Path.replace) -> None:
+    """Call `write` on a name beside `path`, sync what it wrote to disk, then rename it into place (or `put` it)."""
     path = Path(path)
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(aside)
         _sync(aside)
-        aside.replace(path)
+        put(aside, path)
         _sync(path.parent)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}; what was there before is untouched") from error
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing could be written, there is nothing to take away
+            aside.unlink()
 
 
 def grow_file(path: Path, lines: Callable[[int], Iterable[str]], step: int = 1) -> None:
@@ -124,6 +152,15 @@ def move_folder(made: Path, path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
         made.rename(path)
     _sync(path.parent)
+
+
+def check_folder(out: Path | str) -> None:
+    """Refuse a folder that cannot be written to before anything is done for it; nothing is made yet."""
+    out = Path(out)
+    there = next(one for one in (out, *out.absolute().parents) if one.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        why = f"{there} is {'not yours to write to' if there.is_dir() else 'a file'}"
+        raise UserError(f"--out {out} cannot be written to: {why}; give another folder")
 
 
 class InUse(UserError):

@@ -16,6 +16,7 @@ from smallbert.measuring.collapse import find_collapse
 from smallbert.methods import METHODS, Method
 from smallbert.model.encoder import Encoder, fingerprint
 from smallbert.model.folders import load_folder, save_folder
+from smallbert.model.surgery import lost_heads
 from smallbert.model.zeros import sparse_linears
 from smallbert.processes import processes
 from smallbert.recipe import Recipe
@@ -60,14 +61,15 @@ class Setting:
     memory: dict[str, dict[str, Any]] | None = None
     states: Path | None = None
 
-    def tokenise(self, tokenizer: Any, rows: Split | None = None) -> Stream:
-        """The task's training examples for a tokenizer, made once; or those of other rows."""
+    def tokenise(self, tokenizer: Any, rows: Split | None = None, length: int | None = None) -> Stream:
+        """The task's training examples for a tokenizer, made once; or those of other rows, or cut at another length."""
         if self.task is None:
             raise UserError("this recipe trains, so it needs a task: give --task")
         name = tokenizer_key(tokenizer)
         report = lambda done, total: self.say("tokenising", done, total, "")  # noqa: E731
-        if rows is not None:
-            return tokenise(tokenizer, rows, self.task.kind, self.length, report)
+        if rows is not None or length is not None:
+            rows = self.task.split("train") if rows is None else rows
+            return tokenise(tokenizer, rows, self.task.kind, length or self.length, report)
         if name not in self.streams:
             rows = self.task.split("train")
             self.streams[name] = tokenise(tokenizer, rows, self.task.kind, self.length, report)
@@ -191,6 +193,7 @@ def _run_phase(
         methods = (*methods, METHODS["train"]())
     # A later phase must not see the same order of examples and the same dropout again.
     phase = Phase(encoder, methods, setting.task, setting.seed + 100_003 * before.steps, marks)
+    phase.notes += lost_heads(before.encoder, encoder)
     outcome = Outcome(encoder, before.steps, before.epochs, before.packed, list(before.notes))
     if trains:
         _prepare(phase, setting)

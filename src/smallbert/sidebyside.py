@@ -18,6 +18,7 @@ from smallbert.measuring.judged import Answers, read_answers
 from smallbert.measuring.shelf import load_card
 from smallbert.model.heads import same_labels
 from smallbert.tasks import Task
+from smallbert.tasks.task import CUT
 
 Say = Callable[[str, int, int, str], None]
 SIDES = ("A", "B")
@@ -86,6 +87,11 @@ def _notes(starts: tuple[Start, Start], answers: list[Answers], task: Task) -> l
         card, labels = _card(start), start.encoder.head.labels
         if card and card["task"] != task.name:
             notes.append(f"{side} was made for {card['task']}, not for {task.name}")
+        elif card and (made := _cut(card["task_note"])) != (here := _cut(task.note)):
+            notes.append(f"{side} was made with {made}, and is asked here with {here}")
+        reads = getattr(start.encoder.head, "length", 0)
+        if 0 < reads < max(own.tokens):
+            notes.append(f"{side} reads the first {reads} tokens of a text and no others")
         if card and card["status"] != "ok":
             notes.append(f"the training of {side} {card['status']}: {card['why']}")
         if task.labels and sorted(map(str.casefold, labels)) != sorted(map(str.casefold, task.labels)):
@@ -98,6 +104,11 @@ def _notes(starts: tuple[Start, Start], answers: list[Answers], task: Task) -> l
     if starts[0].fingerprint == starts[1].fingerprint:
         notes.append("A and B are the same model")
     return notes
+
+
+def _cut(note: str | None) -> str:
+    """What a task's note says of where its texts end."""
+    return next((part for part in (note or "").split("; ") if part.startswith(CUT)), f"{CUT} the usual length")
 
 
 def _card(start: Start) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ from smallbert.cli.options import (
     progress,
 )
 from smallbert.errors import UserError
+from smallbert.files import check_folder
 
 
 def errors(
@@ -48,6 +49,8 @@ def errors(
     """Show where two models differ: what each tends to say, who is right where, and whether that may be chance."""
     if examples < 0:
         raise UserError(f"--examples was given {examples}; write how many to show, 0 or more")
+    if out:
+        check_folder(out)
     with progress() as say:
         say("starting")
         from smallbert.make import start_from, task_from

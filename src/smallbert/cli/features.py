@@ -55,8 +55,10 @@ def build(
         from smallbert import make
         from smallbert.data import tokenise, usable_length
         from smallbert.features.building import build_store
+        from smallbert.features.plan import check_kinds
         from smallbert.processes import processes
 
+        check_kinds(tokens, dtype)
         read = make.task_from(task, data, examples, say.line, text=text, pair=pair, label=label, kind=kind)
         start = make.start_from(model, say.line)
         read = make.at_length(start, read, length)
@@ -74,6 +76,7 @@ def build(
             dtype=dtype,
             length=most,
             about=about,
+            verify=True,
             say=say,
             line=say.line,
         )

@@ -16,8 +16,8 @@ from smallbert.errors import UserError
 from smallbert.features.computing import LARGEST, compute_shard
 from smallbert.features.plan import SHARD, Plan, difference, plan_store
 from smallbert.features.shards import read_about, write_arrays
-from smallbert.features.store import LENGTHS, MANIFEST, Store, open_store, read_manifest, shard_name
-from smallbert.files import write_json
+from smallbert.features.store import LENGTHS, MANIFEST, Store, is_sound, many, open_store, read_manifest, shard_name
+from smallbert.files import write_json, write_new_json
 from smallbert.model.encoder import Encoder
 from smallbert.processes import processes
 
@@ -40,27 +40,49 @@ def build_store(
     length: int | None = None,
     about: dict[str, Any] | None = None,
     shard_bytes: int = SHARD,
+    verify: bool = False,
     say: Say = lambda stage, done, total, info: None,
     line: Callable[[str], None] = lambda text: None,
 ) -> Store:
     """Write the hidden states of a stream, or what of them is missing, and open the store.
 
     Any number of processes and machines may do so at once on the same folder: each takes shards that no other is at,
-    and whoever sees the last one finished writes store.json.
+    and whoever sees the last one finished writes store.json. With `verify`, shards that are there already are read,
+    and damaged ones written anew.
     """
     options: dict[str, Any] = {"layers": layers, "tokens": tokens, "dtype": dtype, "length": length, "about": about}
     plan, out = plan_store(encoder, stream, **options, shard_bytes=shard_bytes), Path(out)
-    known = read_manifest(out)
-    if known is None:
-        if out.exists() and (not out.is_dir() or any(not file.name.startswith(".") for file in out.iterdir())):
-            raise UserError(f"{out} already holds something else; give another folder, or move it away first")
-    elif known["store"] != plan.about["store"]:
-        raise UserError(f"{out} holds other hidden states: {difference(known, plan.about)}; give another folder")
+    known = _known(plan, out)
+    if known is None and out.exists() and (not out.is_dir() or any(one.name[0] != "." for one in out.iterdir())):
+        raise UserError(f"{out} already holds something else; give another folder, or move it away first")
+    if verify:
+        _remove_damaged(plan, out, say, line)
     left = [number for number in range(len(plan.ranges)) if not plan.is_whole(out, number)]
     _check_room(plan, left, out, line)
-    if known is None or not known["shards"] or left:
+    if known is None or not known["shards"] or left or not is_sound(out / LENGTHS, plan.about["store"]):
         _write_all(encoder, stream, plan, out, say)
     return open_store(out)
+
+
+def _known(plan: Plan, out: Path) -> dict[str, Any] | None:
+    """What store.json says, if there is one; one of other hidden states is refused."""
+    known = read_manifest(out)
+    if known is not None and known["store"] != plan.about["store"]:
+        raise UserError(f"{out} holds other hidden states: {difference(known, plan.about)}; give another folder")
+    return known
+
+
+def _remove_damaged(plan: Plan, out: Path, say: Say, line: Callable[[str], None]) -> None:
+    """Read the shards that are there, each process its share of them, so that none of them is kept damaged."""
+    state = processes()
+    for number in range(state.process_index, len(plan.ranges), state.num_processes):
+        file = out / shard_name(number)
+        if file.exists():
+            say("checking what is there", number, len(plan.ranges), file.name)
+            if not is_sound(file, plan.about["store"]):
+                line(f"{file} is damaged; it is written anew")
+                file.unlink(missing_ok=True)
+    state.wait_for_everyone()
 
 
 def _check_room(plan: Plan, left: list[int], out: Path, line: Callable[[str], None]) -> None:
@@ -72,8 +94,8 @@ def _check_room(plan: Plan, left: list[int], out: Path, line: Callable[[str], No
     free = shutil.disk_usage(there).free
     about, size = plan.about, f"{plan.total / 1e6:,.1f} MB"
     line(
-        f"{about['texts']:,} texts, {about['text_tokens']:,} tokens, {len(about['layers'])} hidden states of width "
-        f"{about['width']}, {about['dtype']}: {size} in {len(plan.ranges)} shards, "
+        f"{about['texts']:,} texts, {about['text_tokens']:,} tokens, {many(len(about['layers']), 'hidden state')} of "
+        f"width {about['width']}, {about['dtype']}: {size} in {many(len(plan.ranges), 'shard')}, "
         f"{plan.total / about['texts'] / 1e3:,.1f} kB a text"
         + (f"; {need / 1e6:,.1f} MB are left to write" if len(left) < len(plan.ranges) else "")
     )
@@ -86,9 +108,8 @@ def _check_room(plan: Plan, left: list[int], out: Path, line: Callable[[str], No
 
 def _write_all(encoder: Encoder, stream: Stream, plan: Plan, out: Path, say: Say) -> None:
     """Write every shard that is not there yet and that nobody else is at, then store.json."""
-    out.mkdir(parents=True, exist_ok=True)
-    if read_manifest(out) is None:
-        write_json(out / MANIFEST, {**plan.about, "shards": []})
+    if not write_new_json(out / MANIFEST, {**plan.about, "shards": []}):
+        _known(plan, out)  # another process may have begun another store here meanwhile
     name = {"store": plan.about["store"]}
     write_arrays(out / LENGTHS, {"lengths": plan.counts.astype(np.int32)}, name)
     state = processes()
@@ -96,18 +117,21 @@ def _write_all(encoder: Encoder, stream: Stream, plan: Plan, out: Path, say: Say
     order = sorted(range(len(plan.ranges)), key=lambda n: n % state.num_processes != state.process_index)
     tell, training = _Tell(plan, out, say), encoder.training
     encoder.eval()
-    with (out / ".claims").open("a") as claims:
-        while left := [number for number in order if not plan.is_whole(out, number)]:
-            busy = False
-            for number in left:
-                with _claimed(claims, number) as mine:
-                    if mine and not plan.is_whole(out, number):
-                        _write_shard(encoder, stream, plan, out, number, tell)
-                        busy = True
-            if not busy:
-                say(f"{STAGE}: waiting for other processes", 0, 0, "")
-                time.sleep(0.2)
-    encoder.train(training)
+    try:
+        with (out / ".claims").open("a") as claims:
+            while left := [number for number in order if not plan.is_whole(out, number)]:
+                busy = False
+                for number in left:
+                    with _claimed(claims, number) as mine:
+                        if mine and not plan.is_whole(out, number):
+                            _write_shard(encoder, stream, plan, out, number, tell)
+                            busy = True
+                tell.look()
+                if not busy:
+                    say(f"{STAGE}: waiting for other processes", tell.done, tell.total, "")
+                    time.sleep(0.2)
+    finally:
+        encoder.train(training)
     found = [read_about(out / shard_name(number)) for number in range(len(plan.ranges))]
     abouts = [one[1] for one in found if one is not None]
     clipped = sum(int(about["clipped"]) for about in abouts)
@@ -116,6 +140,7 @@ def _write_all(encoder: Encoder, stream: Stream, plan: Plan, out: Path, say: Say
         {"file": shard_name(n), "start": start, "stop": stop, "bytes": plan.bytes(n), "crc32": abouts[n]["crc32"]}
         for n, (start, stop) in enumerate(plan.ranges)
     ]
+    _known(plan, out)
     write_json(out / MANIFEST, {**plan.about, "bytes": plan.total, "notes": notes, "shards": shards})
     (out / ".claims").unlink(missing_ok=True)
 
@@ -150,18 +175,26 @@ def _write_shard(encoder: Encoder, stream: Stream, plan: Plan, out: Path, number
     start, stop = plan.ranges[number]
     about = {"store": plan.about["store"], "texts": f"{start} to {stop}", "clipped": str(clipped)}
     write_arrays(file, {name: array.numpy() for name, array in arrays.items()}, about)
-    tell.done += stop - start
+    tell.look()
 
 
 class _Tell:
     """Says how far the whole store is, and how long it will take at the speed so far."""
 
     def __init__(self, plan: Plan, out: Path, say: Say):
-        whole = [stop - start for n, (start, stop) in enumerate(plan.ranges) if plan.is_whole(out, n)]
-        self.done, self.total, self.say = sum(whole), len(plan.counts), say
-        self.first, self.begun = self.done, time.monotonic()
+        self.plan, self.out, self.say, self.total = plan, out, say, len(plan.counts)
+        self.done = self.first = self._whole()
+        self.begun = time.monotonic()
+
+    def _whole(self) -> int:
+        return sum(stop - start for n, (start, stop) in enumerate(self.plan.ranges) if self.plan.is_whole(self.out, n))
+
+    def look(self) -> None:
+        """See what is finished by now, whoever wrote it."""
+        self.done = self._whole()
+        self(0)
 
     def __call__(self, here: int) -> None:
         now = self.done + here
-        left = (time.monotonic() - self.begun) / (now - self.first) * (self.total - now)
+        left = (time.monotonic() - self.begun) / max(1, now - self.first) * (self.total - now)
         self.say(STAGE, now, self.total, f"{left:.0f} s left")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from smallbert.features.plan import Plan
 from smallbert.features.store import row_places
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
+from smallbert.model.walk import walk
 
 LARGEST = float(torch.finfo(torch.float16).max)
 TOP = 127
@@ -40,8 +42,9 @@ def compute_shard(
         stream.views[STUDENT].lengths[start:stop], 2**15 if encoder.device.type == "cuda" else 2**11
     ):
         batch = make_batch(stream, some + start, Layout(False, 0)).to(encoder.device)
-        hidden = encoder.states(batch).hidden
-        made = torch.stack([pick(batch, hidden[layer].float()) for layer in layers])
+        states = walk(encoder.backbone, encoder.order, batch, None, encoder.connections, encoder.stride)
+        states = islice(states, layers[-1] + 1)  # layers above the last one that is kept need not run
+        made = torch.stack([pick(batch, state.float()) for number, state in enumerate(states) if number in layers])
         if not torch.isfinite(made).all():
             layer = layers[int((~torch.isfinite(made)).flatten(1).any(1).nonzero()[0])]
             raise RunError(f"hidden state {layer} of this model has values that are not finite; it cannot be stored")

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from smallbert.data import STUDENT, Layout, Stream, Tokens, make_batch
 from smallbert.errors import UserError
 from smallbert.features.building import NoRoom, Say, build_store
 from smallbert.features.plan import plan_store, states_fingerprint, tokens_fingerprint
-from smallbert.features.store import Store, open_store
+from smallbert.features.store import Store, many, open_store
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.model.words import WORDS
@@ -49,7 +49,8 @@ class Frozen:
         shape = (len(self.layers), batch.input_ids.numel(), self.store.about["width"])
         hidden = torch.zeros(shape, dtype=kind)
         self.store.read(index, self.layers, self.single, hidden, places)
-        return batch.with_tensors({"hidden": hidden.unflatten(1, tuple(batch.input_ids.shape))})
+        laid = hidden.unflatten(1, tuple(batch.input_ids.shape))
+        return replace(batch, hidden=laid, numbers=tuple(self.layers))
 
     def ahead(self, make: Callable[[int], Any], step: int, total: int) -> Any:
         """What is made for a step; what the next one needs is read meanwhile."""
@@ -113,9 +114,13 @@ def why_not(phase: Phase) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def needed(encoder: Encoder) -> tuple[str | list[int], str]:
-    """What its heads read of hidden states: ("all" or [the last], "all", "first" or "mean")."""
+def needed(encoder: Encoder) -> tuple[list[int], str]:
+    """What its heads read of hidden states: their numbers, 0 the embedding output, and "all", "first" or "mean"."""
     heads = [head for name, head in encoder.heads.items() if name != WORDS]  # which never reads stored states
+    last, every = len(encoder.order), range(len(encoder.order) + 1)
+    reads = {number for head in heads for number in getattr(head, "reads", [last])}
+    if encoder.mixture is not None:  # gates look at all; any mixture may be told how far to go from the last
+        reads |= {*getattr(encoder.mixture, "reads", every), last}
     many = encoder.mixture is not None or any(hasattr(head, "reads") for head in heads)
     alone = encoder.mixture is None or encoder.mixture.streams  # each token is mixed on its own
     tokens = "all"
@@ -125,7 +130,7 @@ def needed(encoder: Encoder) -> tuple[str | list[int], str]:
         getattr(head, "pool", "") == "mean" and head.kind in ("classify", "regress") for head in heads
     ):
         tokens = "mean"
-    return "all" if many else [len(encoder.order)], tokens
+    return sorted(reads or {last}), tokens
 
 
 def _reads_first(head: Any) -> bool:
@@ -150,8 +155,7 @@ def _make(phase: Phase, place: Path, say: Say) -> Frozen | None:
 def _take(phase: Phase, folder: Path) -> Frozen:
     """The store that the user named, if it is one of this model and these texts and holds what the heads read."""
     assert phase.stream is not None
-    store, (layers, tokens) = open_store(folder), needed(phase.encoder)
-    wanted = list(range(len(phase.encoder.order) + 1)) if layers == "all" else list(layers)
+    store, (wanted, tokens) = open_store(folder), needed(phase.encoder)
     wrong = {
         "of another model": store.about["model"] != states_fingerprint(phase.encoder),
         "of other texts (or of these, cut at another length)": store.about["data"]
@@ -167,17 +171,15 @@ def _take(phase: Phase, folder: Path) -> Frozen:
 
 def _opened(phase: Phase, store: Store) -> Frozen:
     assert phase.stream is not None
-    layers, tokens = needed(phase.encoder)
-    stream, numbers = phase.stream, store.layers if layers == "all" else list(layers)
+    stream, (numbers, tokens) = phase.stream, needed(phase.encoder)
     single = tokens == "first" or store.about["tokens"] != "all"
     if single:
         view = stream.views[STUDENT]
         firsts = view.offsets[:-1]
         one = Tokens(view.ids[firsts], view.types[firsts], np.arange(len(view) + 1))
         stream = Stream({STUDENT: one}, stream.labels, stream.kind)
+    kept = f"{many(len(numbers), 'hidden state')} of {READ[store.about['tokens']]} in {store.about['dtype']}"
     phase.notes.append(
-        f"the frozen backbone ran once, without dropout: {len(numbers)} hidden state{'s' * (len(numbers) > 1)} of "
-        f"{READ[store.about['tokens']]} were kept in {store.about['dtype']} ({store.bytes / 1e6:,.1f} MB) and read at "
-        "every step"
+        f"the frozen backbone ran once, without dropout: {kept} ({store.bytes / 1e6:,.1f} MB), read at every step"
     )
-    return Frozen(store, stream, numbers, single)  # type: ignore[arg-type]
+    return Frozen(store, stream, numbers, single)

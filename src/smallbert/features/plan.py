@@ -77,9 +77,7 @@ def plan_store(
     shard_bytes: int = SHARD,
 ) -> Plan:
     """Decide what a store of these texts holds; `about` is said in store.json, such as the name of the model."""
-    for name, value in (("tokens", tokens), ("dtype", dtype)):
-        if value not in KINDS[name]:
-            raise UserError(f"{name} was given {value!r}; write one of: {', '.join(KINDS[name])}")
+    check_kinds(tokens, dtype)
     if not len(stream):
         raise UserError("there are no texts to store hidden states of")
     view = stream.views[STUDENT]
@@ -101,6 +99,13 @@ def plan_store(
     facts["texts_per_shard"] = max(1, min(len(view), int(shard_bytes / whole)))
     facts["store"] = _digest(json.dumps(facts, sort_keys=True).encode())
     return Plan({"format": FORMAT, **(about or {}), **facts}, counts)
+
+
+def check_kinds(tokens: str, dtype: str) -> None:
+    """Refuse what is not known."""
+    for name, value in (("tokens", tokens), ("dtype", dtype)):
+        if value not in KINDS[name]:
+            raise UserError(f"{name} was given {value!r}; write one of: {', '.join(KINDS[name])}")
 
 
 def difference(known: dict[str, Any], wanted: dict[str, Any]) -> str:

@@ -24,6 +24,12 @@ MANIFEST = "store.json"
 LENGTHS = "lengths.safetensors"
 KINDS = {"tokens": ("all", "first", "mean"), "dtype": ("float32", "float16", "int8")}
 REPAIR = "remove it and build the store again: only what is missing is written"
+KEYS = ("store", "model", "data", "texts", "layers", "tokens", "dtype", "width", "texts_per_shard", "shards")
+
+
+def many(count: int, what: str) -> str:
+    """A number of things: "1 shard", "2 shards"."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def shard_name(number: int) -> str:
@@ -120,7 +126,7 @@ class Store:
         if found is None or path.stat().st_size != shard["bytes"]:
             return f"{path} is missing, cut short or has a damaged header; {REPAIR}"
         if found[1]["crc32"] != shard["crc32"] or found[1]["store"] != self.about["store"]:
-            return f"{path} belongs to another store; {REPAIR}"
+            return f"{path} belongs to another store, or its header is damaged; {REPAIR}"
         if (now := checksum_of(path)) != shard["crc32"]:
             return f"{path} is damaged: its checksum is {now}, not {shard['crc32']} as when it was written; {REPAIR}"
         return ""
@@ -153,10 +159,15 @@ def open_store(path: Path | str, verify: bool = True, whole: bool = True) -> Sto
             found = "is missing" if size is None else f"has {size:,} bytes instead of {shard['bytes']:,}"
             raise RunError(f"{file} {found}; {REPAIR}")
     lengths = path / LENGTHS
-    known = read_about(lengths)
-    if known is None or known[1]["store"] != about["store"] or checksum_of(lengths) != known[1]["crc32"]:
-        raise RunError(f"{lengths} is missing or damaged; {REPAIR}")
+    if not is_sound(lengths, about["store"]):
+        raise RunError(f"{lengths} is missing or damaged; build the store again: only what is missing is written")
     return Store(path, about, np.array(map_arrays(lengths)["lengths"], np.int64), verify)
+
+
+def is_sound(file: Path, store: str) -> bool:
+    """Whether a file of this store is there and as it was written; all of it is read."""
+    known = read_about(file)
+    return known is not None and known[1]["store"] == store and checksum_of(file) == known[1]["crc32"]
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
@@ -165,6 +176,10 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     try:
         about = json.loads(file.read_text(encoding="utf-8"))
         known = about["format"]
+        if known == FORMAT:
+            parts = [(about, KEYS), *((shard, ("file", "bytes", "crc32")) for shard in about.get("shards", ()))]
+            for missing in (name for part, names in parts for name in names if name not in part):
+                raise ValueError(f"it does not say {missing!r}")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

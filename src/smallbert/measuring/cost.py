@@ -114,8 +114,9 @@ def count_macs(encoder: Encoder, length: int, batch: int = 1) -> int:
 
     BERT with L layers of width H and inner width F, T tokens:  L * (4 * T*H*H + 2 * T*H*F + 2 * T*T*H), and the head
     """
-    # no_grad, not inference_mode: the counter follows modules by hooks that a parameter given as input breaks there.
-    with _ready(encoder) as ready, torch.no_grad():
+    # The counter follows modules by hooks on what they are given, which break on inference tensors, and on parts of
+    # parameters that could have a gradient but have none: so nothing may want one meanwhile.
+    with _ready(encoder) as ready, _no_gradients(ready), torch.no_grad():
         with FlopCounterMode(display=False, custom_mapping=_MULTIPLICATIONS) as counter:
             ready(_texts(ready, length, batch))
     return counter.get_total_flops() // 2
@@ -229,6 +230,19 @@ def _texts(encoder: Encoder, length: int, batch: int) -> Batch:
     """Random texts of one length: nothing is padding, so there is no mask."""
     usable_length(encoder, length)  # refuses what the model cannot take
     return replace(probe_batch(encoder, (length,) * batch), attention_mask=None).to(encoder.device)
+
+
+@contextmanager
+def _no_gradients(encoder: Encoder) -> Iterator[None]:
+    """No parameter wants a gradient for a while."""
+    learned = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+    for parameter in learned:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learned:
+            parameter.requires_grad_(True)
 
 
 @contextmanager

@@ -100,24 +100,31 @@ def _flipped(differences: Sequence[float], signs: int) -> float:
 
 
 def t_tail(t: float, freedom: int) -> float:
-    """How probable it is that Student's t is farther from zero than this, to either side (a finite sum, exact).
+    """How probable it is that Student's t is farther from zero than this, to either side.
 
     >>> t_tail(2.0, 4)
     0.116...
     """
-    angle = math.atan(abs(t) / math.sqrt(freedom))
-    cosine, sine, term = math.cos(angle), math.sin(angle), 1.0
-    inside = 0.0
-    if freedom % 2:
-        term = cosine
-        for step in range(1, (freedom - 1) // 2 + 1):
-            inside += term
-            term *= cosine * cosine * 2 * step / (2 * step + 1)
-        return 1 - 2 / math.pi * (angle + sine * inside)
-    for step in range(1, freedom // 2 + 1):
-        inside += term
-        term *= cosine * cosine * (2 * step - 1) / (2 * step)
-    return 1 - sine * inside
+    return min(1.0, _beta_share(freedom / (freedom + t * t), t * t / (freedom + t * t), freedom / 2, 0.5))
+
+
+def _beta_share(x: float, rest: float, a: float, b: float) -> float:
+    """The regularised incomplete beta function, the share of a beta distribution below x; `rest` is 1 - x.
+
+    A continued fraction, which never takes a small number from a large one where x is below the mean of the
+    distribution; above it, the share of what lies beyond x is the small one.
+    """
+    if x <= 0 or rest <= 0:
+        return 0.0 if x <= 0 else 1.0
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _beta_share(rest, x, b, a)
+    value = 1.0
+    for step in range(100 + 10 * int(math.sqrt(a + b)), 0, -1):  # from the inside out
+        half = step // 2
+        part = -(a + half) * (a + b + half) if step % 2 else half * (b - half)
+        value = 1 + part * x / ((a + step - 1) * (a + step)) / value
+    scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(rest)
+    return math.exp(scale) / (a * value)
 
 
 def welch(one: Sequence[float], other: Sequence[float]) -> float | None:

@@ -12,8 +12,8 @@ what        hidden, first (the first token's), embeddings, moments (mean and var
             softmax; those of MPNet and DeBERTa with each row's mean taken off), relations (MiniLM: softmax of the
             products of queries, of keys and of values, in `heads` parts; summed over those named in `of`; heads=0
             takes the teacher's number of attention heads)
-layers      uniform: m -> m L / M; skip: the same without the student's last; first: m -> m; last: m -> L - M + m;
-            or pairs, {3: 6, -1: -1} or [[3, 6], [-1, -1]]
+layers      uniform: m -> m L / M; whole: the same, and the embedding output before it; skip: the same without the
+            student's last; first: m -> m; last: m -> L - M + m; or pairs, {3: 6, -1: -1} or [[3, 6], [-1, -1]]
 tokens      all, first, masked (where the phase masks words), first_piece (where words have labels)
 transform   of both models' vectors: l2 (unit length), norm (mean 0, variance 1); of the student's: linear (one map for
             all layers) or linear_each, learned at `lr` and gone when the phase ends
@@ -51,9 +51,10 @@ class Align(Method):
     """Learn from what a teacher's layers do: bring hidden states, attention or relations closer to the teacher's."""
 
     trains: ClassVar[bool] = True
+    teaches: ClassVar[bool] = True
 
     what: Literal["hidden", "first", "embeddings", "attention", "scores", "relations", "moments", "gram"] = "hidden"
-    layers: Literal["uniform", "skip", "first", "last"] | list[list[int]] | dict[str, int] = "uniform"
+    layers: Literal["uniform", "whole", "skip", "first", "last"] | list[list[int]] | dict[str, int] = "uniform"
     tokens: Literal["all", "first", "masked", "first_piece"] = "all"
     transform: Literal["none", "linear", "linear_each", "l2", "norm"] = "none"
     metric: Literal["mse", "cosine", "kl", "ce", "l1"] = "mse"
@@ -206,16 +207,16 @@ class Align(Method):
         """Which layer of the student learns from which of the teacher, such as [(1, 2), (2, 4), (3, 6)]."""
         if self.what == "embeddings":
             return [(0, 0)]
+        lowest = 1 if self.what in ("attention", "scores", "relations") else 0
         if isinstance(self.layers, str):
             if not (found := MAPS[self.layers](mine, theirs)):
                 raise UserError(f"align: layers={self.layers!r} leaves a student of one layer nothing to compare")
-            return found
+            return [pair for pair in found if pair[0] >= lowest]
         given: Any = self.layers.items() if isinstance(self.layers, dict) else self.layers
         try:
             pairs = [(int(one), int(other)) for one, other in given]
         except ValueError:
             raise UserError(f"align: layers is pairs of numbers such as {{3: 6, -1: -1}}, not {self.layers}") from None
-        lowest = 1 if self.what in ("attention", "scores", "relations") else 0
         counted = [(one + mine + 1 if one < 0 else one, o + theirs + 1 if o < 0 else o) for one, o in pairs]
         if not counted or len(set(counted)) < len(counted):
             raise UserError(f"align: layers={self.layers} must name at least one pair of layers, and each pair once")

@@ -3,7 +3,8 @@
 metric="kl" is T^2 KL(teacher || student) of scores divided by the temperature T, "ce" the same with the teacher's own
 entropy left in, "mse" the mean squared difference of the scores as they are. A regression has one score, and its
 squared difference in any case. Several teachers in one phase share alpha evenly. A tagging teacher may cut words into
-other pieces: first pieces are compared, word by word.
+other pieces: first pieces are compared, word by word. `length` lets the teacher read more (or less) of each text than
+the student, for whom a run's --length holds: --length 64 and distill(length=256).
 """
 
 from typing import Any, ClassVar, Literal
@@ -12,28 +13,36 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from smallbert.data import STUDENT
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.batch import Batch
 from smallbert.model.heads import IGNORE, same_labels
 from smallbert.model.words import WORDS, need_word_head
+from smallbert.training.teachers import view_of
 
 
 class Distill(Method):
     """Learn from a teacher's scores: alpha * T^2 * KL(teacher || student) + (1 - alpha) * the task's own loss."""
 
     trains: ClassVar[bool] = True
+    teaches: ClassVar[bool] = True
 
     teacher: str = "latest"
     alpha: float = 0.9
     temperature: float = 2.0
     metric: Literal["kl", "ce", "mse"] = "kl"
+    length: int | None = None  # how many tokens of a text the teacher reads; as many as the student
 
     def check(self) -> None:
         """A share and a temperature."""
         if not 0 <= self.alpha <= 1 or self.temperature <= 0:
             raise UserError(
                 f"distill: alpha is between 0 and 1 and temperature above 0, not {self.alpha} and {self.temperature}"
+            )
+        if self.length is not None and self.length < 8:
+            raise UserError(
+                f"distill: length is how many tokens of a text the teacher reads, 8 or more, not {self.length}"
             )
 
     def attach(self, phase: Any) -> None:
@@ -47,7 +56,21 @@ class Distill(Method):
                 f"the teacher's classes ({', '.join(theirs.labels)}) are not the student's ({', '.join(ours.labels)}), "
                 "name by name and in that order; take a teacher that was trained on this task"
             )
+        if self.length is not None and phase.stream is not None:
+            self._add_view(phase, teacher.tokenizer)
         phase.teachers.ask(self.teacher, scores=True)
+
+    def _add_view(self, phase: Any, tokenizer: Any) -> None:
+        """Let the teacher read the same texts, cut elsewhere."""
+        if phase.stream.kind not in ("classify", "regress", "tag"):
+            raise UserError("distill: a teacher that reads more of a text can teach whole texts and words, not spans")
+        for other in phase.methods:
+            if other.teaches and other.teacher == self.teacher and getattr(other, "length", None) != self.length:
+                raise UserError(
+                    f"distill(length={self.length}) lets the teacher read other tokens than the student, but "
+                    f"{other.name} compares what both make of the same ones; put them into phases of their own"
+                )
+        phase.stream.views[view_of(self.teacher)] = phase.tokenise(tokenizer, length=self.length).views[STUDENT]
 
     def weights(self, phase: Any) -> dict[str, Any]:
         """The labels keep what the teachers leave; several teachers have an equal say."""

@@ -9,10 +9,16 @@ from smallbert.model.surgery import keep_layers
 
 
 class DropLayers(Method):
-    """Keep some layers and drop the rest."""
+    """Keep some layers and drop the rest.
+
+    Of twelve layers, counted from 0, the six that stay are:
+
+    even    1, 3, 5, 7, 9, 11        spread  0, 2, 4, 7, 9, 11, as DistilBERT has them
+    ends    0, 1, 2, 9, 10, 11       first   0, 1, 2, 3, 4, 5        last    6, 7, 8, 9, 10, 11
+    """
 
     keep: int | float = 0.5
-    which: Literal["even", "first", "last", "ends"] = "even"
+    which: Literal["even", "spread", "first", "last", "ends"] = "even"
 
     def check(self) -> None:
         """A count of layers, or a share of them."""
@@ -39,6 +45,7 @@ class DropLayers(Method):
 
 CHOICES = {
     "even": lambda keep, total: [round((place + 1) * total / keep) - 1 for place in range(keep)],
+    "spread": lambda keep, total: [round(place * (total - 1) / max(1, keep - 1)) for place in range(keep)],
     "first": lambda keep, total: list(range(keep)),
     "last": lambda keep, total: list(range(total - keep, total)),
     "ends": lambda keep, total: [*range((keep + 1) // 2), *range(total - keep // 2, total)],

@@ -59,6 +59,12 @@ class PoolLayers(Method):
             raise UserError(f"pool_layers: tokens={self.tokens!r} is for kind='adapter'; leave it out")
         if self.kind == "mix" and not self.masked:
             raise UserError("pool_layers: a mix is read by a plain head, which reads no padding; leave masked out")
+        if self.kind == "mix" and self.width != type(self).width:
+            raise UserError(f"pool_layers: a mix makes no state smaller; leave width={self.width} out")
+        if self.length is not None and self.masked and not self._positions:
+            raise UserError(f"pool_layers: length={self.length} is for positions and for masked=False; leave it out")
+        if self.detach and self.beside:
+            raise UserError("pool_layers: detach leaves the encoder to the plain head, beside does not; write one")
 
     @property
     def parallel(self) -> bool:
@@ -69,6 +75,10 @@ class PoolLayers(Method):
         """Which hidden states are read, and for what kind of answers; the head that is there knows."""
         check_free(encoder, self.name)
         head, whole = encoder.head, encoder.head.kind in ("classify", "regress")
+        if not whole and (not self.masked or self.tokens != "positions" or self.length is not None):
+            raise UserError(
+                "pool_layers: for tags and answers each token is read by itself; leave out tokens, masked and length"
+            )
         fixed = whole and self.kind != "mix" and (not self.masked or self._positions)
         return {
             "reads": chosen_states(encoder, self.layers, self.name),

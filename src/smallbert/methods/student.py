@@ -19,6 +19,7 @@ from smallbert.model.replace import (
 )
 from smallbert.model.slicing import slice_backbone
 from smallbert.model.surgery import keep_layers
+from smallbert.training.importance import weigh_by_loss
 
 BETTER = "write start='slice' to cut them out of the teacher, or start='random' for a new model"
 
@@ -28,6 +29,7 @@ class Student(Method):
 
     student(4)                                       four layers, evenly spaced, copied
     student(4, width=312, ffn=1200, start='slice')   the features, heads and neurons with the largest weights
+    student(4, heads=2, start='slice', by='loss')    those without which the task's loss would rise most
     student(4, width=312, start='random')            a new model of that shape
     student(model='google/bert_uncased_L-4_H-256_A-4')
     """
@@ -37,14 +39,20 @@ class Student(Method):
     heads: int | None = None  # with a width: as many heads as keep their size; alone: that many of the old heads
     ffn: int | None = None  # in proportion to the width
     start: Literal["copy", "slice", "random"] = "copy"
-    which: Literal["even", "first", "last", "ends"] = "even"
+    which: Literal["even", "spread", "first", "last", "ends"] = "even"
     model: str | None = None  # a hub name or a folder, with its own tokenizer
+    by: Literal["size", "loss"] = "size"  # what a slice keeps: large weights, or |weight * gradient| over the task
+    examples: int = 512  # training examples that tell the gradient
 
     def check(self) -> None:
         """Sizes from 1; another model comes as it is."""
         sizes = [self.width, self.heads, self.ffn, *(() if isinstance(self.layers, list) else (self.layers,))]
         if any(size is not None and size < 1 for size in sizes):
             raise UserError(f"student: layers, width, heads and ffn are whole numbers from 1, as {self} is not")
+        if self.examples < 1 or (self.by == "loss" and self.start != "slice"):
+            raise UserError(
+                f"student: by='loss' chooses what to cut out by some examples, so write start='slice', not {self}"
+            )
         as_it_is = {field.name: field.default for field in fields(self)}
         if self.model is not None and {**self.settings(), "model": None} != as_it_is:
             raise UserError(
@@ -113,7 +121,13 @@ class Student(Method):
             if self.start == "random":
                 draw_backbone(encoder, seed)
             else:
-                slice_backbone(encoder, before, plan["layers"], sizes["heads"], sizes["size"])
+                importance = self._importance(before, task, seed) if self.by == "loss" else None
+                slice_backbone(encoder, before, plan["layers"], sizes["heads"], sizes["size"], importance)
+
+    def _importance(self, encoder: Any, task: Any, seed: int) -> Any:
+        if task is None:
+            raise UserError("student(by='loss') learns from a task what matters: give --task, or write by='size'")
+        return weigh_by_loss(encoder, task, self.examples, seed)
 
     def _layers(self, total: int) -> list[int]:
         if isinstance(self.layers, list):
@@ -164,10 +178,10 @@ class Student(Method):
                 what = f"{grown[0]}={sizes[grown[0]]}" if grown else f"a head of {sizes['size']} numbers"
                 most = f"{grown[0]}={old[grown[0]]}" if grown else f"one of {old_size}"
                 raise UserError(f"student: {what} cannot be cut out of {most}; ask for less, or write start='random'")
-            if row.style == "modernbert" and sizes["size"] != old_size:
+            if row.style == "modernbert" and sizes["size"] != old_size and sizes["size"] % 2:
                 raise UserError(
-                    f"student: heads that turn with the position cannot be cut to {sizes['size']} of their {old_size} "
-                    f"numbers; give heads={sizes['width'] // old_size} or start='random'"
+                    f"student: heads that turn with the position have an even size, not {sizes['size']}; give another "
+                    "width or number of heads"
                 )
 
 

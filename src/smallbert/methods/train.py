@@ -38,3 +38,5 @@ class Train(Method):
             )
         if not 0 <= self.warmup < 1:
             raise UserError(f"{self.name}: warmup is a share of the steps from 0 to below 1, not {self.warmup}")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise UserError(f"{self.name}: dropout is a share from 0 to below 1, not {self.dropout}")

@@ -58,7 +58,7 @@ class Unlabelled(Method):
 
 def check_taught(phase: Any, name: str) -> None:
     """Refuse rows without labels where nobody teaches them."""
-    if not any(hasattr(method, "teacher") for method in phase.methods):
+    if not any(method.teaches for method in phase.methods):
         raise UserError(f"{name} brings rows without labels, which only a teacher can use; write {name}(…) + distill")
 
 

@@ -34,6 +34,7 @@ class Batch:
     labelled: Tensor | None = None  # how many of them have a label, where some have none
     texts: Tensor | None = None  # how many sequences the whole batch has, over all processes
     hidden: Tensor | None = None  # (states, *input_ids.shape, width) where a frozen backbone has read it before
+    numbers: tuple[int, ...] | None = None  # which hidden states those are, where not all were kept
 
     @property
     def packed(self) -> bool:

@@ -113,7 +113,7 @@ class Encoder(nn.Module):
         if batch.hidden is not None:
             if taps or route is not None:
                 raise ValueError("stored hidden states cannot be tapped or routed")
-            return States(self._stored(batch.hidden))
+            return States(self._stored(batch))
         return collect(self.backbone, self.order, batch, route, taps, self.connections, self.stride)
 
     def output(self, states: States, batch: Batch) -> Tensor:
@@ -135,19 +135,31 @@ class Encoder(nn.Module):
         """Scores of a head, the task's; hidden features where there is none; no hidden state is kept for long."""
         batch = self.as_read(batch)
         walked = walk(self.backbone, self.order, batch, None, self.connections, self.stride)  # runs when it is asked
-        states: Iterable[Tensor] = walked if batch.hidden is None else self._stored(batch.hidden)
+        states: Iterable[Tensor] = walked if batch.hidden is None else self._stored(batch)
         if head in self.heads:
             return self._score(states, batch, self.heads[head])  # type: ignore[arg-type]
         return _last(states) if self.mixture is None else self.mixture(states, batch)
 
-    def _stored(self, hidden: Tensor) -> list[Tensor]:
-        """Hidden states that were kept, in the precision in which the head computes."""
+    def _stored(self, batch: Batch) -> list[Tensor]:
+        """Hidden states that were kept, each in its place, in the precision in which the head computes."""
+        assert batch.hidden is not None
         dtypes = [one.dtype for one in (self.heads if self.heads else self).parameters()]
-        return list(hidden.to(min(dtypes, key=lambda dtype: dtype.itemsize)))
+        hidden = batch.hidden.to(min(dtypes, key=lambda dtype: dtype.itemsize))
+        kept = dict(zip(batch.numbers or range(len(hidden)), hidden, strict=True))
+        # No head reads the others; one that did would have to notice.
+        return [
+            kept[n] if n in kept else hidden.new_full((), torch.nan).expand_as(hidden[0]) for n in range(max(kept) + 1)
+        ]
 
     def look(self, batch: Batch, wanted: Wanted, scores: bool = True, head: str = HEAD) -> Seen:
-        """What is wanted of states and parts of layers (see `tap`), and a head's scores; no more is kept or run."""
-        seen = Seen()
+        """What is wanted of states and parts of layers (see `tap`), and a head's scores; no more is kept or run.
+
+        What is tapped stands where the tokens of the batch do, so a head that wants more padding is read apart.
+        """
+        seen, read = Seen(), self.as_read(batch) if scores else batch
+        if read.input_ids.shape != batch.input_ids.shape and wanted:
+            return Seen(self.look(read, {}, True, head).scores, self.look(batch, wanted, False).taps)
+        batch = read
         walked = walk(self.backbone, self.order, batch, None, self.connections, self.stride)
         with closing(tap(walked, self.backbone, wanted, seen.taps)) as states:  # type: ignore[type-var]
             if scores:

@@ -87,8 +87,8 @@ class AdapterPooler(Pooler):
     """BERT-Vision's: every state through one projection, and one linear map of all that it gives.
 
     tokens "positions": position, layer and width are all features, up to `length` tokens; "mean", "first": layer and
-    width are, of a text's mean or first token; "each": the same, of each token by itself (tags, and answers as in
-    the paper's Algorithm 1).
+    width are, of the mean of a text's projected tokens or of the first; "each": the same, of each token by itself
+    (tags, and answers as in the paper's Algorithm 1).
     """
 
     def __init__(

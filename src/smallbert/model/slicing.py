@@ -2,7 +2,10 @@
 
 What matters is told by weights alone. A dimension of a head counts |q row| * |k row| for looking and |v row| * |out
 column| for what is passed on, a head the sum of both over its dimensions; an inner neuron |up row| * |down column|; a
-feature of the hidden state the squares of all that reads and writes it, over the layers that stay.
+feature of the hidden state the squares of all that reads and writes it, over the layers that stay. Where heads turn
+with the position, the dimensions that look are chosen by how fast they turn.
+
+With an importance of every weight, which a loss may tell, it is the sums of that instead.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from smallbert.model.anatomy import anatomy, layers, part
 from smallbert.model.encoder import Encoder
 from smallbert.model.replace import head_shape
 
+Importance = dict[nn.Parameter, Tensor]  # how much each weight matters, from 0
+
 PLAIN = "a student is cut out of plain weights; put quantize and sparse behind student(…)"
 
 
@@ -31,15 +36,17 @@ class Choice:
     neurons: Tensor
 
 
-def slice_backbone(new: Encoder, old: Encoder, kept: list[int], heads: int, size: int) -> None:
+def slice_backbone(
+    new: Encoder, old: Encoder, kept: list[int], heads: int, size: int, importance: Importance | None = None
+) -> None:
     """Copy into a smaller encoder (backbone, pooler, heads) what matters most of the layers run at the kept places."""
     row = anatomy(old.backbone)
     stack = layers(old.backbone)
     numbers = list(range(len(stack))) if row.shared else [old.order[place] for place in kept]
     count, _ = head_shape(old)
     inner = getattr(new.backbone.config, row.inner)
-    chosen = choose(old, numbers, count, heads, size, inner)
-    width = top(features(old, numbers), new.width)
+    chosen = choose(old, numbers, count, heads, size, inner, importance)
+    width = top(features(old, numbers, importance), new.width)
     theirs = dict(old.backbone.named_parameters())
     if lost := {n for n in theirs if not n.startswith(row.layers)} - {n for n, _ in new.backbone.named_parameters()}:
         raise UserError(
@@ -66,31 +73,52 @@ def slice_backbone(new: Encoder, old: Encoder, kept: list[int], heads: int, size
             _slice_like(mine, other, width, old.width)
 
 
-def choose(old: Encoder, numbers: list[int], count: int, heads: int, size: int, inner: int) -> list[Choice]:
+def choose(
+    old: Encoder,
+    numbers: list[int],
+    count: int,
+    heads: int,
+    size: int,
+    inner: int,
+    importance: Importance | None = None,
+) -> list[Choice]:
     """For each layer that stays, its heads, their dimensions and its neurons by importance."""
     backbone = old.backbone
-    measured = [_measure(backbone, layers(backbone)[number], count) for number in numbers]
-    importance = [(looks + passes).sum(1) for looks, passes, _ in measured]
+    measured = [_measure(backbone, layers(backbone)[number], count, importance) for number in numbers]
+    whole = [(looks + passes).sum(1) for looks, passes, _ in measured]
     if anatomy(backbone).style == "mpnet":  # all layers share one bias a head, so they must keep the same heads
-        importance = [torch.stack(importance).sum(0)] * len(importance)
+        whole = [torch.stack(whole).sum(0)] * len(whole)
     choices = []
-    for each, (looks, passes, neurons) in zip(importance, measured, strict=True):
+    for each, (looks, passes, neurons) in zip(whole, measured, strict=True):
         which, old_size = top(each, heads), looks.shape[1]
-        rows = [
-            torch.cat([head * old_size + top(values[head], size) for head in which.tolist()])
-            for values in (looks, passes)
-        ]
-        choices.append(Choice(which, rows[0], rows[1], top(neurons, inner)))
+        turning = _turning(old_size, size) if anatomy(backbone).style == "modernbert" else None
+        looking, passing = (
+            torch.cat(
+                [head * old_size + (top(values[head], size) if same is None else same) for head in which.tolist()]
+            )
+            for values, same in ((looks, turning), (passes, None))
+        )
+        choices.append(Choice(which, looking, passing, top(neurons, inner)))
     return choices
 
 
-def features(old: Encoder, numbers: list[int]) -> Tensor:
+def _turning(old: int, new: int) -> Tensor:
+    """Of a head that turns with the position, the pairs of numbers that turn as fast as those of a head of `new`.
+
+    8, 4  ->  0, 2 and what turns with them, 4, 6
+    """
+    pairs = torch.arange(new // 2) * old // new
+    return torch.cat([pairs, pairs + old // 2])
+
+
+def features(old: Encoder, numbers: list[int], importance: Importance | None = None) -> Tensor:
     """How much each feature of the hidden state is read and written by the layers that stay."""
     backbone = old.backbone
     total: Any = 0.0
     for layer in (layers(backbone)[number] for number in numbers):
         for role, axis in (("q", 0), ("k", 0), ("v", 0), ("up", 0), ("out", 1), ("down", 1)):
-            total = total + _weight(backbone, layer, role).square().sum(axis)
+            values = _weight(backbone, layer, role, importance)
+            total = total + (values.square() if importance is None else values).sum(axis)
     return total
 
 
@@ -99,20 +127,29 @@ def top(values: Tensor, count: int) -> Tensor:
     return values.sort(descending=True, stable=True).indices[:count].sort().values.cpu()
 
 
-def _measure(backbone: Any, layer: nn.Module, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v, out, up, down = (_weight(backbone, layer, role) for role in ("q", "k", "v", "out", "up", "down"))
+def _measure(
+    backbone: Any, layer: nn.Module, count: int, importance: Importance | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, out, up, down = (
+        _weight(backbone, layer, role, importance) for role in ("q", "k", "v", "out", "up", "down")
+    )
+    rows = up.view(-1, down.shape[1], up.shape[1])  # a gated layer has two rows a neuron
+    if importance is not None:
+        looks, passes = q.sum(1) + k.sum(1), v.sum(1) + out.sum(0)
+        return looks.view(count, -1), passes.view(count, -1), rows.sum((0, 2)) + down.sum(0)
     looks = (q.norm(dim=1) * k.norm(dim=1)).view(count, -1)
     passes = (v.norm(dim=1) * out.norm(dim=0)).view(count, -1)
-    gates = up.view(-1, down.shape[1], up.shape[1]).norm(dim=2).prod(0)  # a gated layer has two rows a neuron
-    return looks, passes, gates * down.norm(dim=0)
+    return looks, passes, rows.norm(dim=2).prod(0) * down.norm(dim=0)
 
 
-def _weight(backbone: Any, layer: nn.Module, role: str) -> Tensor:
+def _weight(backbone: Any, layer: nn.Module, role: str, importance: Importance | None = None) -> Tensor:
+    """A matrix, or what is known of how much each of its weights matters."""
     found = part(backbone, layer, role)
     weight: Any = getattr(found.module, "weight", None)
     if not isinstance(weight, nn.Parameter):
         raise UserError(PLAIN)
-    return weight.detach().float().chunk(found.blocks)[found.block]
+    values = weight.detach() if importance is None else importance[weight]
+    return values.float().chunk(found.blocks)[found.block]
 
 
 def _source(name: str, stem: str, numbers: list[int]) -> tuple[str, int | None, str]:

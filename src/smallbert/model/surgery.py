@@ -1,19 +1,18 @@
 """The only file that cuts an encoder. Every function takes what to KEEP."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from torch import nn
 
 from smallbert.model.anatomy import anatomy, layers, replace_module
-
-if TYPE_CHECKING:
-    from smallbert.model.encoder import Encoder
+from smallbert.model.encoder import PLAIN, Encoder
 
 
 def keep_layers(encoder: Encoder, kept: list[int]) -> None:
-    """Keep the layers run at these places, in this order; what reads layers loses the same ones."""
+    """Keep the layers run at these places, in this order; what reads layers loses the same ones.
+
+    A second head that nothing predicts with goes too, since what it read is there no more.
+    """
+    if kept != list(range(len(encoder.order))) and PLAIN in encoder.heads:
+        del encoder.heads[PLAIN]
     backbone, row = encoder.backbone, anatomy(encoder.backbone)
     if row.shared:
         encoder.order = [encoder.order[place] for place in kept]
@@ -29,3 +28,9 @@ def keep_layers(encoder: Encoder, kept: list[int]) -> None:
     for reader in (encoder.mixture, encoder.connections, *encoder.heads.values()):
         if (keep := getattr(reader, "keep", None)) is not None:  # a plain head reads the last layer, whichever it is
             keep(kept)
+
+
+def lost_heads(before: Encoder, after: Encoder) -> list[str]:
+    """What is to be said of a head that went with the layers it stood on."""
+    gone = PLAIN in before.heads and PLAIN not in after.heads and len(after.order) < len(before.order)
+    return ["the plain head, beside which the pooler learned, went with the layers that it stood on"] if gone else []

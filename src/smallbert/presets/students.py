@@ -1,14 +1,14 @@
-"""Presets of distilled students, each as far as logits reach; where the paper aligns more, its row says what."""
+"""Presets whose students are of another make: bottlenecks, a small vocabulary, a stride, an LSTM.
+
+Where a paper's student reads a large corpus first, docs/distillation.md shows where that stage goes.
+"""
 
 from typing import Any
 
+from smallbert.presets.distillation import NEAREST, TEACHER
 from smallbert.presets.preset import Preset, published, unpublished
 
-# Terms that align(...) layers belong into the last phase of a row, beside distill, or into a phase of their own before
-# it where the paper does one after the other, as TinyBERT and MobileBERT do.
-
 ZHAO = "Zhao et al. 2019, Extreme Language Model Compression with Optimal Subwords and Shared Projections"
-ZHAO_TABLE = f"Table 3 of {ZHAO}"
 PRIMER = "Table 1 of Rogers et al. 2020, A Primer in BERTology, arXiv:2002.12327"
 
 
@@ -19,29 +19,37 @@ def _zhao(width: int, about: str, **numbers: Any) -> Preset:
         "| share_projections + distill(alpha=0.9) + train(epochs=10, lr=2e-4)",
         f"{ZHAO}, arXiv:1909.11687",
         f"Twelve layers {width} wide and a vocabulary of 4,928 pieces, with weights pulled towards the teacher's, "
-        f"projected; {about} The published student is pretrained on masked words beside its teacher, in a mixture of "
-        "both vocabularies, and only then fine-tuned without a teacher; ours is cut out of the fine-tuned encoder and "
-        "distilled on the task.",
-        {**published(ZHAO_TABLE, **numbers), "model": f"BERT-{width}", "split": "test"},
+        f"projected down by matrices that all layers share; {about} The published student is pretrained on hidden "
+        "words beside its teacher, which reads a mixture of both vocabularies and goes on learning, and is only then "
+        "fine-tuned, without a teacher; ours is cut out of the fine-tuned encoder and learns its answers. Word "
+        "embeddings are not projected, but begin as the means of the old ones.",
+        published(f"Table 3 of {ZHAO}", split="test", **numbers),
     )
 
 
 ROWS = [
     Preset(
-        "pd",
-        "finetune | student(6, which='first') | distill(alpha=1.0, temperature=1.0) + train(epochs=4, lr=1e-4)",
-        "Turc et al. 2019, Well-Read Students Learn Better, arXiv:1908.08962",
-        "Distil nothing but logits into a small model that has read before. The published student is pretrained on "
-        "masked words itself and sees unlabelled text; ours begins as the first six layers and sees the task's texts. "
-        "student(model='google/bert_uncased_L-6_H-768_A-12') in place of student(6) takes a published one.",
+        "mobilebert",
+        f"{TEACHER} | bottleneck "
+        "| align('hidden', transform='linear_each', schedule='progressive', weight=100, teacher='teacher', task=0.0) "
+        "+ align('relations', of='qk', heads=4, metric='kl', schedule='progressive', teacher='teacher') "
+        "+ train(epochs=10, lr=3e-4, dropout=0.0) "
+        "| distill(teacher='teacher', alpha=0.5, temperature=1.0) + train(epochs=10, lr=1e-4)",
+        "Sun et al. 2020, MobileBERT, arXiv:2004.02984",
+        "24 thin layers between bottlenecks learn from the teacher's layers, one after the other, then its answers and "
+        "the labels in equal parts. The published teacher is as deep and as wide between layers, so that feature maps, "
+        "their means and variances and attention compare as they are; ours is any model, so a map of its own leads "
+        "from each layer to the teacher's, and how queries and how keys relate stands for attention. Theirs learns "
+        "on a large corpus, with other learning rates for layers that wait and layers that are done. "
+        "student(model='google/mobilebert-uncased') takes the published one.",
         published(
-            "Table of arXiv:1908.08962 for 6 layers of 768",
-            sst2={"accuracy": 91.1},
-            mrpc={"f1": 89.4, "accuracy": 84.9},
-            qqp={"f1": 87.4, "accuracy": 90.7},
-            mnli={"accuracy": 82.5, "accuracy_mm": 83.4},
-            qnli={"accuracy": 89.4},
-            rte={"accuracy": 66.7},
+            "Table 3 of the paper as submitted",
+            model="IB-BERT",
+            split="test",
+            sst2={"accuracy": 92.8},
+            mnli={"accuracy": 83.3, "accuracy_mm": 82.6},
+            qnli={"accuracy": 90.6},
+            rte={"accuracy": 66.2},
         ),
     ),
     _zhao(
@@ -66,65 +74,37 @@ ROWS = [
         sst2={"accuracy": 80.0},
     ),
     Preset(
-        "tinybert4",
-        "finetune | student(4, width=312, heads=12, ffn=1200, start='slice') "
-        "| distill(alpha=1.0, temperature=1.0) + train(epochs=10, lr=5e-5)",
-        "Jiao et al. 2020, TinyBERT, arXiv:1909.10351",
-        "Four layers 312 wide. The published student is first distilled from the pretrained teacher on a large corpus, "
-        "then on augmented task data, layer by layer before logits; ours is cut out of the fine-tuned encoder and "
-        "learns its logits on the task's own data.",
-        published(
-            "README of the code of arXiv:1909.10351",
-            model="TinyBERT",
-            split="test",
-            sst2={"accuracy": 92.6},
-            cola={"mcc": 44.1},
-            mrpc={"f1": 86.4},
-            rte={"accuracy": 66.6},
-        ),
-    ),
-    Preset(
-        "mobilebert",
-        "finetune | bottleneck | distill(alpha=0.9) + train(epochs=10, lr=1e-4)",
-        "Sun et al. 2020, MobileBERT, arXiv:2004.02984",
-        "24 thin layers between bottlenecks. The published student learns layer by layer from an equally deep teacher "
-        "of its own kind, then masked words on a large corpus; ours has only the teacher's words and logits, so it is "
-        "a control until it is pretrained. student(model='google/mobilebert-uncased') takes the published one.",
-        published(
-            "Table 3 of the paper as submitted",
-            model="MobileBERT",
-            split="test",
-            sst2={"accuracy": 92.8},
-            mnli={"accuracy": 83.3, "accuracy_mm": 82.6},
-            qnli={"accuracy": 90.6},
-            rte={"accuracy": 66.2},
-        ),
-    ),
-    Preset(
         "waldorf",
-        "finetune | student(8, ffn=1024, start='slice') | stride(2) | distill(alpha=0.9) + train(epochs=6, lr=5e-5)",
+        f"{TEACHER} | student(8, ffn=1024, start='slice') | stride(2) "
+        "| augment(copies=2, ways='nearest', model='teacher') + align('hidden', teacher='teacher') "
+        "+ distill(teacher='teacher') + train(epochs=6, lr=5e-5)",
         "Tian et al. 2019, WaLDORf, arXiv:1912.06638",
         "Eight thinner layers over a sequence half as long, made by a strided convolution and spread over all tokens "
-        "again for spans. The published teacher is ALBERT-xxlarge, hidden states and attention are aligned too, and "
-        "data are augmented.",
+        "again, learn the teacher's hidden states, its scores and the labels, on two changed copies of each text "
+        "beside it. The published teacher is ALBERT-xxlarge, and attention is aligned too, which layers that read "
+        f"joined tokens cannot be here. {NEAREST}",
         unpublished(f"only relative numbers are known: 4.4 times smaller, 93 % of the teacher on SQuAD, by {PRIMER}"),
     ),
     Preset(
         "minibert",
-        "finetune | student(3, width=256, start='slice') | distill(alpha=1.0, temperature=1.0) "
+        f"{TEACHER} | student(3, width=256, start='slice') "
+        "| unlabelled + distill(teacher='teacher', alpha=1.0, temperature=1.0, metric='ce') "
         "+ train(epochs=10, lr=1e-4)",
         "Tsai et al. 2019, Small and Practical BERT Models for Sequence Labeling, arXiv:1909.00100",
-        "Three layers 256 wide for tagging, taught on first pieces of words. The published student is pretrained and "
-        "sees unlabelled text of 48 languages too.",
+        "Three layers 256 wide for tagging learn the teacher's answers on first pieces of words, without labels. The "
+        "published student is pretrained, and sees more text without labels, in 48 languages; unlabelled('more.txt') "
+        "brings more here.",
         unpublished(f"only relative numbers are known: 6 times smaller, 98 % of the teacher, by {PRIMER}"),
     ),
     Preset(
-        "bilstm-soft",
-        "finetune | bilstm | distill(alpha=1.0, temperature=8.0) + train(epochs=30, lr=1e-3, batch=50)",
+        "bilstm",
+        "finetune | lstm | augment(copies=20, ways={'mask': 0.1, 'grams': 0.25}) + distill(alpha=1.0, metric='mse') "
+        "+ train(epochs=30, lr=1e-3, batch=50)",
         "Tang et al. 2019, Distilling Task-Specific Knowledge from BERT into Simple Neural Networks, arXiv:1903.12136",
-        "A one-layer LSTM read from both ends; pairs of texts are read one by one. The published loss is the mean "
-        "square of logits, which the divergence at a high temperature comes near; the published optimiser is Adadelta, "
-        "words are word2vec's, and the data are augmented twentyfold, on which the result hangs.",
-        unpublished("the paper's table could not be checked"),
+        "A one-layer LSTM read from both ends learns the teacher's scores by their mean square, on twenty changed "
+        "copies of each text beside it: words hidden, and one to five words in a row. Pairs of texts are read one by "
+        "one. The published optimiser is Adadelta, words are word2vec's, and some are replaced by others of the same "
+        "part of speech, which ours are not.",
+        unpublished(f"the paper's table could not be checked; 110 times smaller, 91 % of the teacher, by {PRIMER}"),
     ),
 ]

@@ -36,7 +36,7 @@ def sentences(found: Facts) -> list[str]:
         told = f"A is nearer on {overlap['a_nearer']:,} examples, B on {overlap['b_nearer']:,}"
         said.append(told + (f", {overlap['equal']:,} are equal." if overlap["equal"] else "."))
     lengths = [model["lengths"]["tokens"] for model in found["models"]]
-    unlike = [(side, facts) for side, facts in zip(SIDES, lengths, strict=True) if (facts["p"] or 1) < 0.05]
+    unlike = [(side, facts) for side, facts in zip(SIDES, lengths, strict=True) if _is_unlike(facts["p"])]
     right, wrong = HALVES.get(found["kind"], ("right", "wrong"))
     for side, facts in unlike:
         longer = "longer" if facts["wrong"] > facts["right"] else "shorter"
@@ -189,6 +189,10 @@ def _shown(label: Any) -> str:
 
 def _texts(example: Facts) -> list[Any]:
     return [text for text in (example["text"], example["pair"]) if text]
+
+
+def _is_unlike(p: float | None) -> bool:
+    return p is not None and p < 0.05
 
 
 def _p(p: float) -> str:

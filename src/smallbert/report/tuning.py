@@ -21,12 +21,16 @@ ENDS = {OK: "went to the end", PRUNED: "were pruned", DIVERGED: "diverged", FAIL
 
 def make_result(about: dict[str, Any], records: Sequence[Record], runs: Sequence[Result]) -> dict[str, Any]:
     """Everything there is to say about a search; `about` is what was asked for, `runs` are those of the final arms."""
-    best, default = best_of(records), next((one for one in records if one.drawn == about["defaults"]), None)
-    cells = gather(runs)
+    best, cells = best_of(records), gather(runs)
+    # A default that died was drawn again: the one that tells most of it counts.
+    alike = [one for one in records if one.drawn == about["defaults"]]
+    default = min(alike, key=lambda one: (one.status != OK, one.score is None, one.trial), default=None)
+    again = [one for one in records if one.status == DIED and not one.is_done]
+    ended = {"done": sum(one.is_done for one in records), **count(one for one in records if one not in again)}
     result: dict[str, Any] = {
         "tune": 1,
         **about,
-        "trials": {"asked": about["trials"], "done": sum(one.is_done for one in records), **count(records)},
+        "trials": {"asked": about["trials"], **ended, "tried_again": len(again)},
         "best": best and best._asdict(),
         "default": default and default._asdict(),
         "importances": {name: round(share, 3) for name, share in importances(records).items()},
@@ -54,7 +58,8 @@ def _gain(cells: Sequence[Cell]) -> dict[str, Any] | None:
 def _sentences(result: dict[str, Any]) -> list[str]:
     trials, best, default = result["trials"], result["best"], result["default"]
     ends = ", ".join(f"{trials[status]} {words}" for status, words in ENDS.items() if trials.get(status))
-    told = f"{trials['done']} trials: {ends or 'none finished'}"
+    again = f" ({trials['tried_again']} that died were tried again)" if trials["tried_again"] else ""
+    told = f"{trials['done']} trials: {ends or 'none finished'}{again}"
     if best is None:
         return [f"{told}; no recipe can be chosen."]
     rows = f"the {result['rows']['held out']:,} rows held out of train"

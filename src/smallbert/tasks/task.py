@@ -15,6 +15,7 @@ from smallbert.tasks.reading import fingerprint_of
 
 KINDS = ("classify", "regress", "tag", "answer")
 CHOOSE = "choose"  # a split held out of train, by which settings may be chosen
+CUT = "texts cut at"  # how a note begins that says where texts end
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ def without_dev(task: Task, share: float = 0.1, most: int = 1000) -> Task:
 
 def cut_at(task: Task, length: int) -> Task:
     """The task with its texts cut at another number of tokens than is usual for it; it says so."""
-    return task if length == task.length else _told_apart(task, f"texts cut at {length} tokens", length=length)
+    return task if length == task.length else _told_apart(task, f"{CUT} {length} tokens", length=length)
 
 
 def _told_apart(task: Task, note: str, **changes: Any) -> Task:

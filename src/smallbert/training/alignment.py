@@ -33,6 +33,7 @@ def _uniform(mine: int, theirs: int) -> Pairs:
 
 MAPS: dict[str, Callable[[int, int], Pairs]] = {
     "uniform": _uniform,
+    "whole": lambda mine, theirs: [(0, 0), *_uniform(mine, theirs)],
     "skip": lambda mine, theirs: _uniform(mine, theirs)[:-1],  # the last layer is left to the logits
     "first": lambda mine, theirs: [(layer, layer) for layer in range(1, min(mine, theirs) + 1)],
     "last": lambda mine, theirs: [

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from smallbert.data import STUDENT, Layout, Stream, sort_into_batches, tokenise, usable_length
-from smallbert.features.frozen import Frozen, keep_states, needed
+from smallbert.features.frozen import Frozen, keep_states, needed, why_not
 from smallbert.make import Say, Start, quiet
 from smallbert.measuring.evaluate import decide, read_scores
 from smallbert.measuring.metrics import score
@@ -77,10 +77,11 @@ class Held:
         self._open.close()
 
     def _states(self, encoder: Encoder, part: str, say: Say) -> Frozen | None:
-        key = (part, str(needed(encoder)))
+        phase, key = self._phase(encoder), (part, str(needed(encoder)))
+        phase.stream = self.stream
+        if why_not(phase) is not None:  # of this head; others of the same key may read them
+            return None
         if key not in self._stored:
-            phase = self._phase(encoder)
-            phase.stream = self.stream
             self._stored[key] = self._open.enter_context(keep_states(phase, self.states, say, shared=True))
         return self._stored[key]
 
@@ -106,5 +107,7 @@ def _in_use(encoder: Encoder) -> Iterator[None]:
     """Without dropout for a while."""
     training = encoder.training
     encoder.eval()
-    yield
-    encoder.train(training)
+    try:
+        yield
+    finally:
+        encoder.train(training)

@@ -45,7 +45,8 @@ def _without_warnings() -> Iterator[None]:
 class Seeded(optuna.samplers.BaseSampler):
     """Draws trial n with random numbers of its own: a function of the seed, n, and what was finished by then.
 
-    So a search that is stopped goes on as if it had not been, and processes that share one never draw the same.
+    So a search that is stopped between two trials goes on as if it had not been, and processes that share one never
+    draw the same. A trial that was killed is tried again under a new number, so that later ones are drawn otherwise.
     """
 
     def __init__(self, seed: int, every: bool, defaults: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from smallbert.model.replace import bare, check_bare, draw_backbone, reduced_wor
 READS = {"tag": "token", "answer": "token"}
 
 
-class Bilstm(Method):
+class Lstm(Method):
     """Take a bidirectional LSTM over the teacher's words, or new ones, as the student."""
 
     width: int = 150
@@ -32,7 +32,7 @@ class Bilstm(Method):
     def check(self) -> None:
         """Sizes and a share."""
         if min(self.width, self.layers, self.inner, self.embed or 1) < 1 or not 0 <= self.dropout < 1:
-            raise UserError(f"bilstm: sizes are whole numbers from 1 and dropout a share below 1, as {self} is not")
+            raise UserError(f"lstm: sizes are whole numbers from 1 and dropout a share below 1, as {self} is not")
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """The config of the new model; the task says whether it reads tokens, texts or pairs."""
@@ -44,7 +44,7 @@ class Bilstm(Method):
         reads = READS.get(kind, "pair" if pairs else "text")
         if reads == "pair" and end is None:
             raise UserError(
-                "bilstm: this tokenizer puts nothing between two texts; write pairs=False to read them as one"
+                "lstm: this tokenizer puts nothing between two texts; write pairs=False to read them as one"
             )
         config = BilstmConfig(
             vocab_size=old.vocab_size,
