@@ -294,6 +294,7 @@ def test_a_full_gpu_leaves_the_other_numbers(tmp_path, tiny, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("whole", [False, True])
 def test_throughput_on_a_gpu_leaves_the_encoder_where_it_was(tiny, family, whole):
     encoder = changed(tiny(family), Head(), *([Quantize(activations=True)] if whole else []))

@@ -330,6 +330,17 @@ def test_a_trial_that_died_is_tried_again_but_not_for_ever(tmp_path, monkeypatch
     assert not study.get_trials(states=(optuna.trial.TrialState.WAITING,)) and records_of(study)[-1].is_done
 
 
+@pytest.mark.filterwarnings("ignore:Heartbeat")
+def test_a_dead_trial_is_begun_again_by_one_process_alone(tmp_path, monkeypatch):
+    tuning, bench = tuning_of(tmp_path, monkeypatch, trials=2)
+    study = search.begin(tuning, bench).study
+    study.tell(study.ask(), state=optuna.trial.TrialState.FAIL)
+    for _ in range(2):  # two processes saw it dead at the same moment
+        study.enqueue_trial({}, user_attrs={"again": 0, "tries": 2})
+    records = search.search(tuning, bench)
+    assert [one.status for one in records] == ["died", "ok", "ok"] and len({one.recipe for one in records[1:]}) == 2
+
+
 def test_a_name_stands_for_one_search(tmp_path, monkeypatch):
     tuning, bench = tuning_of(tmp_path, monkeypatch, name="mine")
     search.begin(tuning, bench)

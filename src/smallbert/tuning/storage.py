@@ -78,7 +78,7 @@ class Seeded(optuna.samplers.BaseSampler):
 
 
 def _is_first(trial: Any) -> bool:
-    """Whether it is the first trial, or takes its place since that one died; no two processes can both have it."""
+    """Whether it is the first trial, or takes its place since that one died."""
     return trial.number == 0 or trial.user_attrs.get("again") == 0
 
 

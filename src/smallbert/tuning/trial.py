@@ -128,9 +128,11 @@ def suggest(trial: Any, choice: Choice) -> Any:
 
 
 def _is_surplus(setup: Setup, before: list[Record], trial: Any) -> bool:
-    """Whether another process began the last trial that was missing just before this one."""
-    if "again" in trial.user_attrs:
-        return False
+    """Whether another process began the last trial that was missing, or the same dead one again, before this one."""
+    again = trial.user_attrs.get("again")
+    if again is not None:
+        others = setup.study.get_trials(deepcopy=False)
+        return any(one.number < trial.number and one.user_attrs.get("again") == again for one in others)
     return sum(one.is_done or one.status == "running" for one in before) >= setup.trials
 
 
