@@ -144,7 +144,7 @@ class Align(Method):
         return {name: torch.cat(found).mean()}
 
     def _together(self, pairs: Pairs) -> list[Pairs]:
-        """Vectors of all layers are compared at once, which takes a GPU a tenth of the kernels; the rest in turns."""
+        """Vectors of all layers are compared at once, in one set of kernels, the rest in turns."""
         alone = self.what in ROWS or self.transform == "linear_each"
         return [[pair] for pair in pairs] if alone else [pairs]
 

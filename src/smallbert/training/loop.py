@@ -42,8 +42,7 @@ def choose_layout(phase: Phase, stream: Stream) -> Layout:
     if wanted and not unpackable:
         phase.notes.append("packed batches: no padding, and no dropout on attention probabilities")
         tokens = float(lengths.mean()) * phase.settings.batch
-        small = 512 if phase.settings.compile else 256  # a compiled step wants few shapes, a recorded one little filler
-        return Layout(True, longest, grain=small if tokens < 4096 else 1024)
+        return Layout(True, longest, grain=256 if tokens < 4096 else 1024)  # few shapes to record, and little filler
     if wanted:
         phase.notes.append(f"{unpackable[0]} attention cannot be packed: length buckets instead")
     return Layout(False, longest, multiple=16 if cuda else 1)
@@ -67,11 +66,11 @@ def train(
         if work is not None and load_checkpoint(phase, work, key):
             phase.notes.append(f"went on from a checkpoint at step {phase.step}")
         pays = plan.states is None and pays_to_compile(phase.settings.compile, phase.total)
-        compiles = pays and phase.device.type == "cuda"
-        compiles = compiles and not phase.taps  # a compiled layer would not let anyone listen
+        # A compiled layer would not let anyone listen to its attention.
+        compiled = phase.readers() if pays and phase.device.type == "cuda" and not phase.taps else []
         watch, main = _Watch(phase, say), processes().is_main_process
         phase.begin_training()
-        with asked_to_stop() as stop, compiled_layers(phase.encoder, compiles):
+        with asked_to_stop() as stop, compiled_layers(compiled):
             _take_steps(phase, plan, watch, stop, work if main else None, key, pause)
     phase.encoder.eval()
     phase.modules.eval()
