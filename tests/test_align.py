@@ -312,7 +312,7 @@ def test_several_terms_and_teachers_in_one_phase(pair):
     phase.encoder.eval()
     assert set(phase.modules) == {"align 2", "align 3"}
     asked = {name: (teacher.scores, teacher.wanted) for name, teacher in phase.teachers.items()}
-    assert asked == {like: (True, {"attention": {2, 3}}), wide: (True, {"hidden": {2, 4}})}
+    assert asked == {like: (True, {"attention": {2, 3}}), wide: (True, {"first": {2, 4}, "hidden": {2, 4}})}
     batch = batch_of(student, TASK)
     looks, look = [], Encoder.look
     with patch.object(Encoder, "look", lambda self, *rest: looks.append(self) or look(self, *rest)):

@@ -12,13 +12,13 @@ from smallbert.training.loop import train
 from smallbert.training.masks import hold_zeros, maskable, prune_once
 from smallbert.training.phase import Phase
 from smallbert.training.ranking import LOWEST, spread_out
-from smallbert.training.thresholds import kth_largest
+from smallbert.training.thresholds import Hint, kth_largest
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
-def wide(family):
-    return make_encoder(family, **({"dim": 64} if family == "distilbert" else {"hidden_size": 64}))
+def wide(family, width=64):
+    return make_encoder(family, **{"dim" if family == "distilbert" else "hidden_size": width})
 
 
 def make_stream(count=600, longest=60):
@@ -47,6 +47,51 @@ def test_thresholds_are_those_of_a_full_sort(numbers):
         assert torch.equal(kth_largest(rows, count), sorted_rows.gather(1, count[:, None] - 1)[:, 0])
 
 
+def test_thresholds_follow_numbers_that_move_whatever_the_hint():
+    from smallbert.training.threshold_kernels import MISSED
+
+    draw = torch.Generator("cuda").manual_seed(0)
+    rows, speed, hint = torch.randn(5, 589_824, device="cuda", generator=draw), 0.0, Hint()
+    rows[4, rows[4] < 1] = LOWEST
+    for step in range(40):
+        speed = 0.9 * speed + 1e-3 * torch.randn(rows.shape, device="cuda", generator=draw)
+        rows = torch.where(rows == LOWEST, rows, rows * 1.001 + speed)
+        shares = [0.1, 0.5 - 0.001 * step, 1.0, 1e-5, 0.6]
+        count = torch.tensor([max(1, round(share * rows.shape[1])) for share in shares], device="cuda")
+        right = rows.sort(descending=True).values.gather(1, count[:, None] - 1)[:, 0]
+        assert torch.equal(kth_largest(rows, count, hint), right)
+    assert int(hint.kept[:, MISSED.value].max()) < 10
+    for nonsense in (
+        torch.zeros_like(hint.kept),
+        torch.randint_like(hint.kept, -(2**31), 2**31 - 1),
+        hint.kept.flip(1),
+    ):
+        assert torch.equal(kth_largest(rows, count, Hint(nonsense.clone())), right)
+
+
+@pytest.mark.parametrize("scope", ["local", "global"])
+def test_recorded_steps_cut_where_a_sort_would(monkeypatch, scope):
+    from smallbert.training import ranking, threshold_kernels
+
+    hints, looks, wrong = {}, torch.zeros((), device="cuda"), torch.zeros((), device="cuda")
+
+    def looked_at(rows, counts, hint=None):  # counts on the device, so that it is recorded as well
+        found = kth_largest(rows, counts, hint)
+        right = rows.sort(descending=True).values.gather(1, counts[:, None] - 1)[:, 0]
+        hints[rows.shape] = hint
+        looks.add_(1)
+        wrong.add_((found != right).sum())
+        return found
+
+    monkeypatch.setattr(threshold_kernels, "SAMPLE", 4096)  # so that rows of this size need rounds
+    monkeypatch.setattr(ranking, "kth_largest", looked_at)
+    phase = trained_phase(f"movement(0.3, scope='{scope}', finish=0.3) + train(epochs=4, lr=1e-3)", width=256)
+    assert int(looks) == phase.total * len(hints)
+    assert int(wrong) == 0
+    for hint in hints.values():
+        assert int(hint.kept[:, threshold_kernels.MISSED.value].min()) < phase.total / 2
+
+
 @pytest.mark.parametrize("family", SHAPES)
 def test_packed_attention_equals_padded(family):
     from test_walk import LENGTHS, make_batches
@@ -60,9 +105,9 @@ def test_packed_attention_equals_padded(family):
     torch.testing.assert_close(a[padded.attention_mask.bool()], b[0, : sum(LENGTHS)], atol=0.05, rtol=0.05)
 
 
-def trained_phase(recipe, family="bert", left=1.0):
+def trained_phase(recipe, family="bert", left=1.0, width=64):
     """A phase behind its last step; with `left`, of an encoder in which no more than that share was left before."""
-    encoder = wide(family).cuda()
+    encoder = wide(family, width).cuda()
     head = {"kind": "classify", "labels": ["a", "b"], "outputs": 2, "from_pooler": encoder.pooler is not None}
     encoder.apply_method(METHODS["head"](), head)
     METHODS["head"]().fill(encoder, encoder, head, None, 0)
@@ -103,6 +148,13 @@ def run(recipe, family="bert"):
 )
 def test_recorded_steps_equal_plain_steps(method):
     recorded, plain = (run(f"{method}train(epochs=2, lr=1e-3, graphs={graphs})") for graphs in (True, False))
+    assert torch.equal(recorded, plain)
+
+
+def test_recorded_steps_read_what_a_teacher_said(tmp_path):
+    settings = f"train(epochs=2, lr=1e-3, graphs={{}}, cache={str(tmp_path)!r})"
+    terms = "align('first', transform='linear') + align(transform='linear') + distill + "
+    recorded, plain = (run(terms + settings.format(graphs)) for graphs in (True, False))
     assert torch.equal(recorded, plain)
 
 

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 STUDENT = "student"
 BY_TOKEN = ("tag", "words")  # kinds with a label a token
-GUESSES = (
-    64  # words to guess in a batch are filled up to a multiple of this (many: of eight times this), for few shapes
-)
+GUESSES = 64  # words to guess in a batch are filled up to a multiple of this (many: of eight times it): few shapes
 
 
 @dataclass(frozen=True)
@@ -246,7 +244,7 @@ def make_batch(
     tensors, size, longest = make(stream, stream.views[view], index, layout, pad, max(slots, len(index)))
     if stream.kind == "words" and "labels" in tensors:
         tensors |= _guesses(tensors["labels"].ravel())
-    made: Any = {name: torch.from_numpy(array) for name, array in tensors.items()}
+    made: dict[str, Any] = {name: torch.from_numpy(array) for name, array in tensors.items()}
     return Batch(**made, size=size, longest=longest)
 
 

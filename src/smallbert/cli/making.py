@@ -23,6 +23,7 @@ from smallbert.cli.options import (
     Seed,
     TaskName,
     Text,
+    Tiny,
     print_json,
     progress,
     read_numbers,
@@ -176,9 +177,7 @@ def compare(
     out: Annotated[str | None, typer.Option("--out", help="Where models and cards go (smallbert-compare).")] = None,
     seeds: Annotated[str, typer.Option("--seeds", help="Seeds with commas; each recipe is run with each.")] = "0",
     budget: Limits = None,
-    tiny: Annotated[
-        bool, typer.Option("--tiny", help="Check the machinery in seconds: random model, toy data.")
-    ] = False,
+    tiny: Tiny = False,
     again: Annotated[bool, typer.Option("--again", help="Try those that failed once more.")] = False,
     data: Data = None,
     text: Text = None,

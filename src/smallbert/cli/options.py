@@ -29,6 +29,7 @@ Length = Annotated[int | None, typer.Option("--length", help="Cut texts at so ma
 Seed = Annotated[int, typer.Option("--seed", help="Seed of all that is random.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default cuda where there is one.")]
 Limits = Annotated[str | None, typer.Option("--budget", help="Limits, such as 'size<=25MB latency<=5ms accuracy>=90'.")]
+Tiny = Annotated[bool, typer.Option("--tiny", help="Check the machinery in seconds: random model, toy data.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 
 

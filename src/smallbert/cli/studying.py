@@ -19,6 +19,7 @@ from smallbert.cli.options import (
     Length,
     Pair,
     Text,
+    Tiny,
     print_json,
     progress,
     read_numbers,
@@ -56,9 +57,7 @@ def study(
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Try those that failed once more.")] = False,
     pack: Annotated[bool, typer.Option("--pack", help="Put the cards into one file, cards.jsonl.")] = False,
-    tiny: Annotated[
-        bool, typer.Option("--tiny", help="Check the machinery in seconds: random model, toy data.")
-    ] = False,
+    tiny: Tiny = False,
     data: Data = None,
     text: Text = None,
     pair: Pair = None,

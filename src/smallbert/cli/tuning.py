@@ -18,6 +18,7 @@ from smallbert.cli.options import (
     Length,
     Pair,
     Text,
+    Tiny,
     print_json,
     progress,
     read_numbers,
@@ -58,9 +59,7 @@ def tune(
     ] = True,
     split: Annotated[str, typer.Option("--split", help="Score the winner on dev or test.")] = "dev",
     keep_models: Annotated[bool, typer.Option("--keep-models", help="Keep the final models, not only cards.")] = False,
-    tiny: Annotated[
-        bool, typer.Option("--tiny", help="Check the machinery in seconds: random model, toy data.")
-    ] = False,
+    tiny: Tiny = False,
     data: Data = None,
     text: Text = None,
     pair: Pair = None,

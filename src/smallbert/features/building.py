@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from smallbert.data import Stream
+from smallbert.data import STUDENT, Stream
 from smallbert.errors import UserError
 from smallbert.features.computing import LARGEST, compute_shard
-from smallbert.features.plan import SHARD, Plan, difference, plan_store
+from smallbert.features.plan import SHARD, Plan, difference, plan_store, text_keys
 from smallbert.features.shards import read_about, write_arrays
 from smallbert.features.store import LENGTHS, MANIFEST, Store, is_sound, many, open_store, read_manifest, shard_name
 from smallbert.files import write_json, write_new_json
@@ -38,29 +38,35 @@ def build_store(
     tokens: str = "all",
     dtype: str = "float16",
     length: int | None = None,
+    scores: str = "",
+    model: str = "",
     about: dict[str, Any] | None = None,
     shard_bytes: int = SHARD,
+    shard_texts: int | None = None,
     verify: bool = False,
     say: Say = lambda stage, done, total, info: None,
     line: Callable[[str], None] = lambda text: None,
+    stage: str = STAGE,
 ) -> Store:
-    """Write the hidden states of a stream, or what of them is missing, and open the store.
+    """Write the hidden states of a stream (see plan_store), or what of them is missing, and open the store.
 
     Any number of processes and machines may do so at once on the same folder: each takes shards that no other is at,
     and whoever sees the last one finished writes store.json. With `verify`, shards that are there already are read,
     and damaged ones written anew.
     """
     options: dict[str, Any] = {"layers": layers, "tokens": tokens, "dtype": dtype, "length": length, "about": about}
-    plan, out = plan_store(encoder, stream, **options, shard_bytes=shard_bytes), Path(out)
-    known = _known(plan, out)
-    if known is None and out.exists() and (not out.is_dir() or any(one.name[0] != "." for one in out.iterdir())):
+    options |= {"scores": scores, "model": model, "shard_bytes": shard_bytes, "shard_texts": shard_texts}
+    plan, out = plan_store(encoder, stream, **options), Path(out)
+    used = out.exists() and (not out.is_dir() or any(one.name[0] != "." for one in out.iterdir()))
+    known = _known(plan, out)  # after that look: what another process puts there meanwhile begins with store.json
+    if known is None and used:
         raise UserError(f"{out} already holds something else; give another folder, or move it away first")
     if verify:
         _remove_damaged(plan, out, say, line)
     left = [number for number in range(len(plan.ranges)) if not plan.is_whole(out, number)]
     _check_room(plan, left, out, line)
     if known is None or not known["shards"] or left or not is_sound(out / LENGTHS, plan.about["store"]):
-        _write_all(encoder, stream, plan, out, say)
+        _write_all(encoder, stream, plan, out, _Tell(plan, out, say, stage))
     return open_store(out)
 
 
@@ -85,13 +91,15 @@ def _remove_damaged(plan: Plan, out: Path, say: Say, line: Callable[[str], None]
     state.wait_for_everyone()
 
 
+def free_room(out: Path) -> tuple[int, Path]:
+    """How many bytes are free where a folder is or will be, and the folder that is there."""
+    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    return shutil.disk_usage(there).free, there
+
+
 def _check_room(plan: Plan, left: list[int], out: Path, line: Callable[[str], None]) -> None:
     """Say how large the store will be, and refuse to begin what cannot be finished."""
-    need, there = (
-        sum(map(plan.bytes, left)),
-        next(folder for folder in (out, *out.absolute().parents) if folder.exists()),
-    )
-    free = shutil.disk_usage(there).free
+    need, (free, there) = sum(map(plan.bytes, left)), free_room(out)
     about, size = plan.about, f"{plan.total / 1e6:,.1f} MB"
     line(
         f"{about['texts']:,} texts, {about['text_tokens']:,} tokens, {many(len(about['layers']), 'hidden state')} of "
@@ -106,16 +114,16 @@ def _check_room(plan: Plan, left: list[int], out: Path, line: Callable[[str], No
         )
 
 
-def _write_all(encoder: Encoder, stream: Stream, plan: Plan, out: Path, say: Say) -> None:
+def _write_all(encoder: Encoder, stream: Stream, plan: Plan, out: Path, tell: _Tell) -> None:
     """Write every shard that is not there yet and that nobody else is at, then store.json."""
     if not write_new_json(out / MANIFEST, {**plan.about, "shards": []}):
         _known(plan, out)  # another process may have begun another store here meanwhile
-    name = {"store": plan.about["store"]}
-    write_arrays(out / LENGTHS, {"lengths": plan.counts.astype(np.int32)}, name)
-    state = processes()
+    keys = text_keys(stream.views[STUDENT]).view(np.uint8).reshape(-1, 16)
+    known: dict[str, np.ndarray] = {"lengths": plan.counts.astype(np.int32), "keys": keys}
+    write_arrays(out / LENGTHS, known, {"store": plan.about["store"]})
+    state, training = processes(), encoder.training
     # Each begins with shards of its own, then helps with what others have not come to.
     order = sorted(range(len(plan.ranges)), key=lambda n: n % state.num_processes != state.process_index)
-    tell, training = _Tell(plan, out, say), encoder.training
     encoder.eval()
     try:
         with (out / ".claims").open("a") as claims:
@@ -128,7 +136,7 @@ def _write_all(encoder: Encoder, stream: Stream, plan: Plan, out: Path, say: Say
                             busy = True
                 tell.look()
                 if not busy:
-                    say(f"{STAGE}: waiting for other processes", tell.done, tell.total, "")
+                    tell.wait()
                     time.sleep(0.2)
     finally:
         encoder.train(training)
@@ -181,8 +189,8 @@ def _write_shard(encoder: Encoder, stream: Stream, plan: Plan, out: Path, number
 class _Tell:
     """Says how far the whole store is, and how long it will take at the speed so far."""
 
-    def __init__(self, plan: Plan, out: Path, say: Say):
-        self.plan, self.out, self.say, self.total = plan, out, say, len(plan.counts)
+    def __init__(self, plan: Plan, out: Path, say: Say, stage: str):
+        self.plan, self.out, self.say, self.stage, self.total = plan, out, say, stage, len(plan.counts)
         self.done = self.first = self._whole()
         self.begun = time.monotonic()
 
@@ -197,4 +205,8 @@ class _Tell:
     def __call__(self, here: int) -> None:
         now = self.done + here
         left = (time.monotonic() - self.begun) / max(1, now - self.first) * (self.total - now)
-        self.say(STAGE, now, self.total, f"{left:.0f} s left")
+        self.say(self.stage, now, self.total, f"{left:.0f} s left")
+
+    def wait(self) -> None:
+        """All that is left is being written by others."""
+        self.say(f"{self.stage}: waiting for other processes", self.done, self.total, "")

@@ -1,9 +1,8 @@
-"""The hidden states of the texts of one shard, as they are stored."""
+"""The hidden states of the texts of one shard, and a head's scores of them, as they are stored."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 
 import numpy as np
 import torch
@@ -14,8 +13,7 @@ from smallbert.errors import RunError
 from smallbert.features.plan import Plan
 from smallbert.features.store import row_places
 from smallbert.model.batch import Batch
-from smallbert.model.encoder import Encoder
-from smallbert.model.walk import walk
+from smallbert.model.encoder import HEAD, Encoder
 
 LARGEST = float(torch.finfo(torch.float16).max)
 TOP = 127
@@ -36,25 +34,38 @@ def compute_shard(
         name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, (dtype, shape) in plan.shapes(number).items()
     }
     counts, pick = plan.counts[start:stop], PICKS[plan.about["tokens"]]
-    begin, places = (np.cumsum(counts) - counts) * len(layers), np.arange(len(layers))
+    begin, places, scores = np.cumsum(counts) - counts, np.arange(len(layers)), plan.about.get("scores")
     done, clipped = 0, 0
     for some in sort_into_batches(
         stream.views[STUDENT].lengths[start:stop], 2**15 if encoder.device.type == "cuda" else 2**11
     ):
         batch = make_batch(stream, some + start, Layout(False, 0)).to(encoder.device)
-        states = walk(encoder.backbone, encoder.order, batch, None, encoder.connections, encoder.stride)
-        states = islice(states, layers[-1] + 1)  # layers above the last one that is kept need not run
-        made = torch.stack([pick(batch, state.float()) for number, state in enumerate(states) if number in layers])
-        if not torch.isfinite(made).all():
-            layer = layers[int((~torch.isfinite(made)).flatten(1).any(1).nonzero()[0])]
-            raise RunError(f"hidden state {layer} of this model has values that are not finite; it cannot be stored")
-        rows = torch.from_numpy(row_places(begin[some], counts[some], places)).flatten()
-        kept, cut = QUANTISE[plan.about["dtype"]](made.flatten(0, 1))
-        for name, values in kept.items():
-            arrays[name][rows] = values.cpu()
-        done, clipped = done + len(some), clipped + cut
+        # Layers above the last one that is kept do not run, unless a head reads them.
+        seen = encoder.look(batch, {"hidden": layers}, scores is not None, HEAD if scores is None else scores["head"])
+        if layers:
+            made = torch.stack([pick(batch, seen.taps["hidden"][layer].float()) for layer in layers])
+            _check_finite(made, layers)
+            rows = torch.from_numpy(row_places(begin[some] * len(layers), counts[some], places)).flatten()
+            kept, cut = QUANTISE[plan.about["dtype"]](made.flatten(0, 1))
+            clipped += cut
+            for name, values in kept.items():
+                arrays[name][rows] = values.cpu()
+        if scores is not None and seen.scores is not None:
+            found, row = seen.scores.float(), some
+            if scores["of"] == "tokens":
+                found, row = found[batch.tokens()], row_places(begin[some], counts[some], np.zeros(1, np.int64))[0]
+            if not torch.isfinite(found).all():
+                raise RunError("the scores of this model are not all finite; they cannot be stored")
+            arrays["scores"][torch.from_numpy(row)] = found.cpu()
+        done += len(some)
         tell(done)
     return arrays, clipped
+
+
+def _check_finite(made: Tensor, layers: list[int]) -> None:
+    if not torch.isfinite(made).all():
+        layer = layers[int((~torch.isfinite(made)).flatten(1).any(1).nonzero()[0])]
+        raise RunError(f"hidden state {layer} of this model has values that are not finite; it cannot be stored")
 
 
 def _single(values: Tensor) -> tuple[dict[str, Tensor], int]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,6 @@ class Frozen:
     stream: Stream
     layers: list[int]
     single: bool  # one vector a text is all that is read
-    _next: dict[int, Future[Any]] = field(default_factory=dict)
-    _reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def make_batch(self, index: np.ndarray, layout: Layout, slots: int) -> Batch:
         """Some texts with their hidden states, laid out as data.make_batch lays them out."""
@@ -51,18 +48,6 @@ class Frozen:
         self.store.read(index, self.layers, self.single, hidden, places)
         laid = hidden.unflatten(1, tuple(batch.input_ids.shape))
         return replace(batch, hidden=laid, numbers=tuple(self.layers))
-
-    def ahead(self, make: Callable[[int], Any], step: int, total: int) -> Any:
-        """What is made for a step; what the next one needs is read meanwhile."""
-        ready = self._next.pop(step, None) or self._reader.submit(make, step)
-        made = ready.result()
-        if step + 1 < total:
-            self._next = {step + 1: self._reader.submit(make, step + 1)}
-        return made
-
-    def close(self) -> None:
-        """Read no further."""
-        self._reader.shutdown(cancel_futures=True)
 
 
 @contextmanager
@@ -88,14 +73,7 @@ def keep_states(phase: Phase, place: Path | None, say: Say, shared: bool = False
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="smallbert-") as aside:
-        found = _take(phase, given) if given is not None else _make(phase, place or Path(aside) / "states", say)
-        if found is None:
-            yield None
-            return
-        try:
-            yield found
-        finally:
-            found.close()
+        yield _take(phase, given) if given is not None else _make(phase, place or Path(aside) / "states", say)
 
 
 def why_not(phase: Phase) -> str | None:
@@ -106,7 +84,7 @@ def why_not(phase: Phase) -> str | None:
     reasons = {
         "a method changes the weights it computes with": bool(changed),
         "a method looks inside it or routes its layers": bool(phase.taps) or phase.route is not None,
-        "a teacher reads the same batches": len(phase.readers()) > 1 or len(phase.stream.views) > 1,  # type: ignore[union-attr]
+        "a teacher reads the same batches": bool(phase.teachers) or len(phase.stream.views) > 1,  # type: ignore[union-attr]
         "what it reads is drawn anew": phase.stream.draw is not None,  # type: ignore[union-attr]
         "the connections between its layers are trained": encoder.connections is not None,
         "the head reads padding": any(getattr(head, "padded_to", 0) for head in encoder.heads.values()),

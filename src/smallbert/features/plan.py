@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ SAID = {  # what a store is made of, in the words of a refusal; None where the v
     "layers": None,
     "tokens": None,
     "dtype": None,
+    "scores": None,
     "texts_per_shard": None,
 }
+OF_TEXTS = ("classify", "regress")  # kinds of heads that score a text as a whole
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,15 @@ class Plan:
     def shapes(self, number: int) -> Shapes:
         """The arrays of a shard."""
         start, stop = self.ranges[number]
-        rows, dtype = int(self.counts[start:stop].sum()) * len(self.about["layers"]), self.about["dtype"]
-        scales: Shapes = {"scales": ("float16", (rows,))} if dtype == "int8" else {}
-        return {**scales, "values": (dtype, (rows, self.about["width"]))}
+        tokens, dtype = int(self.counts[start:stop].sum()), self.about["dtype"]
+        rows, made = tokens * len(self.about["layers"]), Shapes()
+        if rows and dtype == "int8":
+            made["scales"] = ("float16", (rows,))
+        if rows:
+            made["values"] = (dtype, (rows, self.about["width"]))
+        if scores := self.about.get("scores"):
+            made["scores"] = ("float32", (stop - start if scores["of"] == "texts" else tokens, scores["classes"]))
+        return made
 
     def bytes(self, number: int) -> int:
         """How long the file of a shard will be."""
@@ -73,30 +82,44 @@ def plan_store(
     tokens: str = "all",
     dtype: str = "float16",
     length: int | None = None,
+    scores: str = "",
+    model: str = "",
     about: dict[str, Any] | None = None,
     shard_bytes: int = SHARD,
+    shard_texts: int | None = None,
 ) -> Plan:
-    """Decide what a store of these texts holds; `about` is said in store.json, such as the name of the model."""
+    """Decide what a store of these texts holds; `about` is said in store.json, such as the name of the model.
+
+    `scores` names a head whose scores are kept too, in float32; `layers` may then be none, and the `model` is known by
+    a hash of all of it. A shard has at most `shard_texts` texts.
+    """
     check_kinds(tokens, dtype)
     if not len(stream):
         raise UserError("there are no texts to store hidden states of")
     view = stream.views[STUDENT]
     counts = view.lengths if tokens == "all" else np.ones(len(view), np.int64)
     facts: dict[str, Any] = {
-        "model": states_fingerprint(encoder),
+        "model": model or states_fingerprint(encoder),
         "tokenizer": _digest(tokenizer_key(encoder.tokenizer).encode()),
         "data": tokens_fingerprint(view),
         "length": length,
         "texts": len(view),
         "text_tokens": int(view.lengths.sum()),
-        "layers": _layers(layers, len(encoder.order) + 1),
+        "layers": [] if scores and not layers else _layers(layers, len(encoder.order) + 1),
         "tokens": tokens,
         "dtype": dtype,
         "width": encoder.width,
         "texts_per_shard": len(view),
     }
+    if scores:
+        head: Any = encoder.heads[scores]
+        facts["scores"] = {
+            "head": scores,
+            "classes": head.outputs,
+            "of": "texts" if head.kind in OF_TEXTS else "tokens",
+        }
     whole = Plan(facts, counts).bytes(0) / len(view)
-    facts["texts_per_shard"] = max(1, min(len(view), int(shard_bytes / whole)))
+    facts["texts_per_shard"] = max(1, min(shard_texts or len(view), len(view), int(shard_bytes / whole)))
     facts["store"] = _digest(json.dumps(facts, sort_keys=True).encode())
     return Plan({"format": FORMAT, **(about or {}), **facts}, counts)
 
@@ -113,9 +136,9 @@ def difference(known: dict[str, Any], wanted: dict[str, Any]) -> str:
     said = [
         f"{words} {'are others' if words.endswith('s') else 'is another one'}"
         if words
-        else f"{name} is {known.get(name)}, not {wanted[name]}"
+        else f"{name} is {known.get(name)}, not {wanted.get(name)}"
         for name, words in SAID.items()
-        if known.get(name) != wanted[name] and (name != "texts_per_shard" or known.get("data") == wanted["data"])
+        if known.get(name) != wanted.get(name) and (name != "texts_per_shard" or known.get("data") == wanted["data"])
     ]
     return ", and ".join(said) or "what is said about them in store.json is not the same"
 
@@ -137,6 +160,13 @@ def states_fingerprint(encoder: Encoder) -> str:
 def tokens_fingerprint(tokens: Tokens) -> str:
     """A short hash of sequences of token numbers."""
     return _digest(*(np.ascontiguousarray(part).data for part in (tokens.ids, tokens.types, tokens.offsets)))
+
+
+def text_keys(tokens: Tokens) -> np.ndarray:
+    """A hash of each sequence by itself, 16 bytes, the last never zero: numpy takes zeros at the end for nothing."""
+    ends, ids, types = tokens.offsets.tolist(), tokens.ids.astype(np.int32), tokens.types.astype(np.uint8)
+    pieces = (ids[start:stop].tobytes() + types[start:stop].tobytes() for start, stop in pairwise(ends))
+    return np.array([hashlib.blake2b(piece, digest_size=15).digest() + b"\1" for piece in pieces], "S16")
 
 
 def _digest(*parts: Any) -> str:

@@ -18,7 +18,7 @@ from smallbert.files import write_file
 
 HEADER = 1024  # bytes before the first array: eight that say how long the rest is, JSON, spaces
 PIECE = 2**23  # bytes read at a time for a checksum
-TYPES = {"float32": "F32", "float16": "F16", "int8": "I8", "int32": "I32"}
+TYPES = {"float32": "F32", "float16": "F16", "int8": "I8", "uint8": "U8", "int32": "I32"}
 DTYPES = {name: dtype for dtype, name in TYPES.items()}
 Shapes = dict[str, tuple[str, tuple[int, ...]]]  # {"values": ("float16", (rows, width))}, in the order of the file
 

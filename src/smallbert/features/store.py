@@ -2,12 +2,14 @@
 
 A folder holds store.json, lengths.safetensors (how many tokens of each text are kept) and shards of equally many
 texts. The rows of a text stand together, layer after layer and token after token, so that few bytes are read in vain
-whether one layer is wanted or all of them.
+whether one layer is wanted or all of them. Beside them, or alone, there may be a head's scores. Each text is also known
+by a key of its own, by which it is found again among others and in another order.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,14 +110,29 @@ class Store:
         kind = torch.float16 if self.about["dtype"] == "float16" else torch.float32
         if out is None:
             out = torch.empty(len(wanted), rows.shape[1], self.about["width"], dtype=kind)
-        for number in np.unique(shard_of):
-            here = torch.from_numpy(np.flatnonzero(shard_of == number))
+        for arrays, here in self._shards_with(shard_of):
             chosen = rows[:, here].flatten()
-            arrays = self._shard(int(number))
             found = arrays["values"].index_select(0, chosen)
             if "scales" in arrays:
                 found = found * arrays["scales"].index_select(0, chosen).float().unsqueeze(1)
-            out[:, here if columns is None else columns[here]] = found.view(len(wanted), len(here), -1).to(out.dtype)
+            places = (here if columns is None else columns[here]).numpy()
+            # numpy copies whole rows, torch number by number: four times slower.
+            out.numpy()[:, places] = found.view(len(wanted), len(here), -1).to(out.dtype).numpy()
+        return out
+
+    def read_scores(self, index: Any, out: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
+        """The head's scores of some texts, one behind the other: (texts or their tokens, classes); as in `read`."""
+        index, about = np.asarray(index, np.int64), self.about["scores"]
+        rows, shard_of = index % self.per_shard, index // self.per_shard
+        if about["of"] == "tokens":
+            rows = row_places(self.starts[index], self.counts[index], np.zeros(1, np.int64))[0]
+            shard_of = np.repeat(shard_of, self.counts[index])
+        if out is None:
+            out = torch.empty(len(rows), about["classes"])
+        places = torch.from_numpy(rows)
+        for arrays, here in self._shards_with(shard_of):
+            spots = here if columns is None else columns[here]
+            out.numpy()[spots.numpy()] = arrays["scores"].index_select(0, places[here]).numpy()
         return out
 
     def check(self, number: int) -> str:
@@ -130,6 +147,11 @@ class Store:
         if (now := checksum_of(path)) != shard["crc32"]:
             return f"{path} is damaged: its checksum is {now}, not {shard['crc32']} as when it was written; {REPAIR}"
         return ""
+
+    def _shards_with(self, shard_of: np.ndarray) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        """Each shard of those that rows stand in, and which rows these are."""
+        for number in np.unique(shard_of):
+            yield self._shard(int(number)), torch.from_numpy(np.flatnonzero(shard_of == number))
 
     def _shard(self, number: int) -> dict[str, Tensor]:
         """The arrays of a shard; its checksum is looked at the first time."""
@@ -168,6 +190,11 @@ def is_sound(file: Path, store: str) -> bool:
     """Whether a file of this store is there and as it was written; all of it is read."""
     known = read_about(file)
     return known is not None and known[1]["store"] == store and checksum_of(file) == known[1]["crc32"]
+
+
+def read_keys(path: Path) -> np.ndarray:
+    """The key of each text of a store, finished or not (see plan.text_keys)."""
+    return np.array(map_arrays(path / LENGTHS)["keys"]).view("S16")[:, 0]
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:

@@ -97,7 +97,8 @@ class Align(Method):
         pairs = self._pairs(len(student.order), len(teacher.order))
         phase.taps.update(roles)
         wanted = {role: {theirs - 1 for _, theirs in pairs} for role in roles}
-        phase.teachers.ask(self.teacher, wanted=wanted or {"hidden": {theirs for _, theirs in pairs}})
+        states = {"first" if self._reads_first else "hidden": {theirs for _, theirs in pairs}}
+        phase.teachers.ask(self.teacher, wanted=wanted or states)
         if self.transform.startswith("linear"):
             count = len(pairs) if self.transform == "linear_each" else 1
             maps = [_map(student.width, teacher.width, phase.seed + number) for number in range(count)]
@@ -143,7 +144,7 @@ class Align(Method):
         return {name: torch.cat(found).mean()}
 
     def _together(self, pairs: Pairs) -> list[Pairs]:
-        """Vectors of all layers are compared at once, which takes a GPU a tenth of the kernels; the rest in turns."""
+        """Vectors of all layers are compared at once, in one set of kernels, the rest in turns."""
         alone = self.what in ROWS or self.transform == "linear_each"
         return [[pair] for pair in pairs] if alone else [pairs]
 
@@ -153,8 +154,13 @@ class Align(Method):
             return [_relation(taps[role][layers[0] - 1].float(), batch, heads) for role in self.of]
         if self.what in ("attention", "scores"):
             return [attention_scores(taps["attention"][layers[0] - 1], batch)]
-        read = [taps["hidden"][layer] for layer in layers]
-        vectors = torch.stack([batch.first(x)[:, None] for x in read] if self._reads_first else read).float()
+        if not self._reads_first:
+            read = [taps["hidden"][layer] for layer in layers]
+        elif "first" in taps:
+            read = [taps["first"][layer][:, None] for layer in layers]
+        else:
+            read = [batch.first(taps["hidden"][layer])[:, None] for layer in layers]
+        vectors = torch.stack(read).float()
         if move is not None:
             vectors = move(vectors)
         elif self.transform == "l2":

@@ -4,6 +4,7 @@ A weight stays where sigmoid(S) > tau, tau going from 0 to `threshold` on a cubi
 down by pull * mean over matrices of mean sigmoid(S), `pull` growing as tau does. How many stay is an outcome.
 """
 
+from collections import defaultdict
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +23,7 @@ from smallbert.training.masks import (
 )
 from smallbert.training.ranking import Cuts
 from smallbert.training.schedule import Schedule
-from smallbert.training.thresholds import kth_largest
+from smallbert.training.thresholds import Hint, kth_largest
 
 FLOOR = 0.005  # a matrix keeps at least this share of its weights, and one
 
@@ -77,12 +78,14 @@ class SoftMovement(Method):
 
 def above(tau: Tensor) -> Cuts:
     """Keep what has sigmoid(score) > tau, but never fewer than the floor allows."""
+    hints = defaultdict[int, Hint](Hint)
 
     def cuts(scores: list[Tensor]) -> list[Tensor]:
         # A mask keeps what reaches its cut, so the cut for "more than" is the next number up.
         level = torch.logit(tau).float()
         level = torch.nextafter(level, torch.full_like(level, float("inf")))
-        return [torch.minimum(level, kth_largest(stack, _floor(stack))) for stack in scores]
+        floors = [kth_largest(stack, _floor(stack), hints[place]) for place, stack in enumerate(scores)]
+        return [torch.minimum(level, floor) for floor in floors]
 
     return cuts
 

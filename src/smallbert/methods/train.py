@@ -26,6 +26,8 @@ class Train(Method):
     compile: bool | None = None
     store: str = "auto"  # hidden states of a frozen backbone: kept while it pays, "none", or a folder that holds them
 
+    cache: str = "auto"  # what teachers say of each text: kept while it pays, "none", or a folder for other runs too
+
     def check(self) -> None:
         """Refuse what cannot train."""
         for name in ("epochs", "lr", "batch"):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
+
+TAUGHT = "taught "  # how the names of those tensors begin
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Batch:
     texts: Tensor | None = None  # how many sequences the whole batch has, over all processes
     hidden: Tensor | None = None  # (states, *input_ids.shape, width) where a frozen backbone has read it before
     numbers: tuple[int, ...] | None = None  # which hidden states those are, where not all were kept
+    taught: Mapping[str, Tensor] = field(default_factory=dict)  # what teachers said of it before: "latest scores", …
 
     @property
     def packed(self) -> bool:
@@ -116,8 +120,11 @@ class Batch:
 
     def with_tensors(self, tensors: dict[str, Tensor]) -> Batch:
         """The same batch with some of its tensors exchanged."""
-        return replace(self, **tensors)  # type: ignore[arg-type]
+        own = {name: value for name, value in tensors.items() if not name.startswith(TAUGHT)}
+        taught = {name.removeprefix(TAUGHT): value for name, value in tensors.items() if name not in own}
+        return replace(self, taught={**self.taught, **taught}, **own)  # type: ignore[arg-type]
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by name, those that are there."""
-        return {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        own = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        return own | {f"{TAUGHT}{name}": value for name, value in self.taught.items()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 
 from smallbert.data import STUDENT, Layout, Stream, cut_into_batches, make_batch
 from smallbert.errors import UserError
+from smallbert.features.ahead import reading_ahead
 from smallbert.features.frozen import Frozen, keep_states
+from smallbert.features.taught import Taught, keep_taught
 from smallbert.model.anatomy import anatomy
 from smallbert.model.batch import Batch
 from smallbert.processes import processes
@@ -32,15 +35,14 @@ CHECKPOINT_SECONDS = 120.0
 
 def choose_layout(phase: Phase, stream: Stream) -> Layout:
     """Packed on a GPU where the family's attention allows it, else padded by buckets of like length."""
-    lengths = np.maximum.reduce([tokens.lengths for tokens in stream.views.values()])
+    lengths = np.maximum.reduce([stream.views[view].lengths for view in phase.teachers.views(stream)])
     longest, cuda = int(lengths.max()), phase.device.type == "cuda"
     wanted = phase.settings.layout == "packed" or (cuda and phase.settings.layout == "auto")
     unpackable = [model.family for model in phase.readers() if not model.packable]
     if wanted and not unpackable:
         phase.notes.append("packed batches: no padding, and no dropout on attention probabilities")
         tokens = float(lengths.mean()) * phase.settings.batch
-        small = 512 if phase.settings.compile else 256  # a compiled step wants few shapes, a recorded one little filler
-        return Layout(True, longest, grain=small if tokens < 4096 else 1024)
+        return Layout(True, longest, grain=256 if tokens < 4096 else 1024)  # few shapes to record, and little filler
     if wanted:
         phase.notes.append(f"{unpackable[0]} attention cannot be packed: length buckets instead")
     return Layout(False, longest, multiple=16 if cuda else 1)
@@ -56,51 +58,55 @@ def train(
 ) -> None:
     """Train a phase to its end, from its last checkpoint in `work` if there is one; leaves the encoder in eval mode.
 
-    Hidden states of a frozen backbone are kept beside the checkpoint, or in `states`, for other runs to read them too.
+    Hidden states of a frozen backbone and what teachers say are kept beside the checkpoint, or in `states`, for other
+    runs to read them too.
     """
-    settings, stream = phase.settings, phase.stream
-    if stream is None or len(stream) == 0:
-        raise UserError("there is nothing to train on: the task has no training examples")
-    state = processes()
-    phase.world = state.num_processes
-    layout = choose_layout(phase, stream)
-    phase.packed = layout.packed
-    plan = _Plan(stream, layout, settings.batch, phase.seed, state)
-    phase.total = phase.planned_steps
-    phase.say = say
-    frozen = frozen_parts(phase.encoder, settings.freeze, phase.frozen)
     place = states or (None if work is None else work.with_suffix(".states"))
-    kept = keep_states(phase, place, say, shared=states is not None)
-    with kept as plan.states, frozen, other_dropout(phase.encoder, settings.dropout):
-        phase.optimiser = make_optimiser(phase)
+    with ready(phase, say, place, shared=states is not None) as plan:
         if work is not None and load_checkpoint(phase, work, key):
             phase.notes.append(f"went on from a checkpoint at step {phase.step}")
-        pays = plan.states is None and pays_to_compile(settings.compile, phase.total)
-        compiles = pays and phase.device.type == "cuda"
-        compiles = compiles and not phase.taps  # a compiled layer would not let anyone listen
-        watch = _Watch(phase, say, state)
+        pays = plan.states is None and pays_to_compile(phase.settings.compile, phase.total)
+        # A compiled layer would not let anyone listen to its attention.
+        compiled = phase.readers() if pays and phase.device.type == "cuda" and not phase.taps else []
+        watch, main = _Watch(phase, say), processes().is_main_process
         phase.begin_training()
-        with asked_to_stop() as stop, compiled_layers(phase.encoder, compiles):
-            _take_steps(phase, plan, watch, stop, work if state.is_main_process else None, key, pause)
+        with asked_to_stop() as stop, compiled_layers(compiled):
+            _take_steps(phase, plan, watch, stop, work if main else None, key, pause)
     phase.encoder.eval()
     phase.modules.eval()
     phase.set_dials()  # every dial at its end
     watch.finish()
 
 
+@contextmanager
+def ready(phase: Phase, say: Say, place: Path | None = None, shared: bool = False) -> Iterator[_Plan]:
+    """A phase with all that its first step needs: what is kept beforehand, a plan of its batches, an optimiser."""
+    settings, stream, state = phase.settings, phase.stream, processes()
+    if stream is None or len(stream) == 0:
+        raise UserError("there is nothing to train on: the task has no training examples")
+    phase.world, phase.total, phase.say = state.num_processes, phase.planned_steps, say
+    with ExitStack() as held:
+        taught = held.enter_context(keep_taught(phase, place, say, shared))
+        layout = choose_layout(phase, stream)
+        phase.packed = layout.packed
+        plan = _Plan(stream, layout, settings.batch, phase.seed, state)
+        plan.views, plan.taught = phase.teachers.views(stream), taught
+        plan.states = held.enter_context(keep_states(phase, place, say, shared))
+        if plan.states is not None or any(one.reads for one in taught):
+            plan.get = held.enter_context(reading_ahead(plan.batches, phase.total))
+        held.enter_context(frozen_parts(phase.encoder, settings.freeze, phase.frozen))
+        held.enter_context(other_dropout(phase.encoder, settings.dropout))
+        phase.optimiser = make_optimiser(phase)
+        yield plan
+
+
 def _take_steps(
     phase: Phase, plan: _Plan, watch: _Watch, stop: Callable[[], bool], work: Path | None, key: str, pause: float
 ) -> None:
     """All steps that are left, with a checkpoint in `work` every `pause` seconds and before stopping when asked to."""
-    take, saved = _stepper(phase), time.monotonic()
+    take, saved = stepper(phase), time.monotonic()
     while phase.step < phase.total and not phase.diverged:
-        batches = {view: batch.to(phase.device) for view, batch in plan.get(phase.step, phase.total).items()}
-        torch.manual_seed(_mix(phase.seed, phase.step, plan.rank))
-        phase.set_dials()
-        set_rates(phase, warmup_then_linear((phase.step + 1) / (phase.total + 1), phase.settings.warmup))
-        loss = take(batches)
-        phase.step += 1
-        watch.note(loss)
+        watch.note(next_step(phase, plan, take))
         for method in phase.methods:
             if method.every() and phase.step % method.every() == 0:
                 method.look(phase)
@@ -109,6 +115,17 @@ def _take_steps(
             saved = time.monotonic()
         if stop():
             raise KeyboardInterrupt
+
+
+def next_step(phase: Phase, plan: _Plan, take: Callable[[Batches], Tensor]) -> Tensor:
+    """Fetch the batch of the step at hand, turn every dial to where it belongs, and take the step."""
+    batches = {view: batch.to(phase.device) for view, batch in plan.get(phase.step).items()}
+    torch.manual_seed(_mix(phase.seed, phase.step, plan.rank))
+    phase.set_dials()
+    set_rates(phase, warmup_then_linear((phase.step + 1) / (phase.total + 1), phase.settings.warmup))
+    loss = take(batches)
+    phase.step += 1
+    return loss
 
 
 def take_step(phase: Phase, batches: Batches) -> Tensor:
@@ -142,7 +159,7 @@ def _clip(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter], most
     optimiser.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
 
 
-def _stepper(phase: Phase) -> Callable[[Batches], Tensor]:
+def stepper(phase: Phase) -> Callable[[Batches], Tensor]:
     """How a step is taken: as written, wrapped by the one method that may, or replayed from a CUDA graph."""
     wraps = [wrap for method in phase.methods if (wrap := method.around_step()) is not None]
     if len(wraps) > 1:
@@ -164,15 +181,14 @@ class _Plan:
         self.steps_per_epoch = -(-len(stream) // batch)
         self.slots = -(-min(batch, len(stream)) // self.world) if layout.packed or layout.multiple > 1 else 0
         self.epoch = lru_cache(2)(self._epoch)
+        self.views = list(stream.views)
         self.states: Frozen | None = None  # where the hidden states of a frozen backbone are
+        self.taught: list[Taught] = []  # where it is what teachers say
+        self.get: Callable[[int], Batches] = self.batches
 
     def _epoch(self, number: int) -> list[np.ndarray]:
         lengths = self.stream.views[STUDENT].lengths
         return cut_into_batches(lengths, self.batch, _mix(self.seed, number, 7), bucket=not self.layout.packed)
-
-    def get(self, step: int, total: int) -> Batches:
-        """The batch of a step; where it is read from disk, the next one is read while this one is learned from."""
-        return self.batches(step) if self.states is None else self.states.ahead(self.batches, step, total)
 
     def batches(self, step: int, device: torch.device | str = "cpu") -> Batches:
         """The batch of a step, this process's share of it, in every view."""
@@ -184,11 +200,13 @@ class _Plan:
         told = {name: torch.tensor(float(value)) for name, value in counts.items()}
         mine = whole[self.rank :: self.world]
         some, made = mine if len(mine) else whole[:1], {}
-        for view in stream.views:
+        for view in self.views:
             if self.states is None:
                 batch = make_batch(stream, some, self.layout, slots=self.slots, view=view)
             else:
                 batch = self.states.make_batch(some, self.layout, self.slots)
+            for one in self.taught:
+                batch = one.add_to(batch, some) if one.view == view else batch
             if not len(mine) and batch.present is not None:
                 batch.present.zero_()  # a process without an example of its own still takes part in the step
             made[view] = batch.with_tensors(told).to(device)
@@ -198,8 +216,8 @@ class _Plan:
 class _Watch:
     """Looks at the loss now and then (each look waits for the device), tells how far it is, notices a broken run."""
 
-    def __init__(self, phase: Phase, say: Say, state: PartialState):
-        self.phase, self.say, self.state = phase, say, state
+    def __init__(self, phase: Phase, say: Say):
+        self.phase, self.say = phase, say
         self.begun, self.first, self.last = time.monotonic(), phase.step, 0.0
 
     def note(self, loss: Tensor) -> None:

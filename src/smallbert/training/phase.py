@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from smallbert.data import STUDENT, Stream
 from smallbert.errors import UserError
 from smallbert.model.batch import Batch
-from smallbert.model.encoder import HEAD, Encoder, Seen
+from smallbert.model.encoder import HEAD, Encoder
 from smallbert.model.heads import losses
 from smallbert.model.quantised import StoredEmbedding
-from smallbert.model.walk import Route, States
+from smallbert.model.walk import Route
 from smallbert.training.precision import HALF, round_weights
 from smallbert.training.schedule import Schedule, constant
-from smallbert.training.teachers import Teachers, view_of
+from smallbert.training.step import Step
+from smallbert.training.teachers import Teachers
 
 if TYPE_CHECKING:
     from smallbert.methods import Method
@@ -161,8 +162,8 @@ class Phase:
         return self.teachers.find(name).encoder
 
     def readers(self) -> list[Encoder]:
-        """Every model that reads this phase's batches: the encoder and its teachers."""
-        return [self.encoder, *(teacher.encoder for teacher in self.teachers.values())]
+        """Every model that runs at each step: the encoder, and teachers whose words are not kept."""
+        return [self.encoder, *(teacher.encoder for teacher in self.teachers.values() if teacher.kept is None)]
 
     def remember(self, name: str, value: Any) -> None:
         """Write down how something stands at this step (plain JSON), for the card."""
@@ -287,51 +288,3 @@ class Phase:
 
 def _no_stream() -> Stream:
     raise UserError("this phase has no task, so there is no text to tokenise")
-
-
-class Step:
-    """One batch as the encoder saw it: what a method's `loss` reads."""
-
-    def __init__(self, phase: Phase, batches: dict[str, Batch], states: States, scores: Tensor):
-        """Keep what was seen."""
-        self.phase, self.batches, self.states, self.scores = phase, batches, states, scores
-        self._taught: dict[str, Seen] = {}
-
-    @property
-    def batch(self) -> Batch:
-        """The batch as the student reads it."""
-        return self.batches[STUDENT]
-
-    def batch_for(self, teacher: str) -> Batch:
-        """The same texts as a teacher reads them."""
-        return self.batches.get(view_of(teacher), self.batch)
-
-    def taught(self, teacher: str) -> Seen:
-        """What a teacher makes of them, as was asked for; it looks once a step, however many terms learn from it."""
-        if teacher not in self._taught:
-            self._taught[teacher] = self.phase.teachers.look(teacher, self.batch_for(teacher))
-        return self._taught[teacher]
-
-    def mean(self, each: Tensor, count: Tensor | None = None) -> Tensor:
-        """The mean of one loss a sequence (or a token), over the batches of all processes together.
-
-        Of losses that rows without a label do not have, the mean is over `batch.labelled` of them.
-        """
-        count = self.batch.count if count is None else count
-        if count is None:
-            count = each.new_tensor(float(each.shape[0])) if self.batch.present is None else self.batch.present.sum()
-        return each.float().sum() / count
-
-    def mean_of_texts(self, each: Tensor, shares: Tensor) -> Tensor:
-        """The mean over all texts of each text's own mean, in which each token has its share (see Batch.shares).
-
-        Dimensions before those of the shares stay: (layers, rows, tokens), (rows, tokens) -> (layers,)
-        """
-        count = self.batch.texts
-        if count is None:
-            count = each.new_tensor(float(self.batch.size)) if self.batch.present is None else self.batch.present.sum()
-        return (each.float() * shares).flatten(-shares.dim()).sum(-1) / count
-
-    def penalty(self, value: Tensor) -> Tensor:
-        """A term that depends on no example, counted once however many processes there are."""
-        return value / self.phase.world

@@ -7,12 +7,13 @@ and what is decided once, outside a step, is counted out exactly.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from smallbert.training.thresholds import kth_largest
+from smallbert.training.thresholds import Hint, kth_largest
 
 Cuts = Callable[[list[Tensor]], list[Tensor]]  # for each group's scores, where to cut each of its matrices
 LOWEST = torch.finfo(torch.float32).min  # the score of what is pruned already; finite, so that no sum makes it NaN
@@ -21,12 +22,14 @@ LOWEST = torch.finfo(torch.float32).min  # the score of what is pruned already; 
 def top(keep: Tensor, scope: str) -> Cuts:
     """Cut so that the share `keep` with the highest scores stays, in every matrix ("local") or over all ("global")."""
 
+    hints = defaultdict[int, Hint](Hint)  # from step to step the scores of a group are cut at about the same height
+
     def cuts(scores: list[Tensor]) -> list[Tensor]:
         if scope == "global":
             flat = torch.cat([stack.flatten() for stack in scores])[None]
-            cut = kth_largest(flat, _count(flat, keep))
+            cut = kth_largest(flat, _count(flat, keep), hints[0])
             return [cut.expand(len(stack)) for stack in scores]
-        return [kth_largest(stack, _count(stack, keep)) for stack in scores]
+        return [kth_largest(stack, _count(stack, keep), hints[place]) for place, stack in enumerate(scores)]
 
     return cuts
 

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smallbert.data import STUDENT, longest_input, tokenizer_key
+from smallbert.data import STUDENT, Stream, longest_input, tokenizer_key
 from smallbert.errors import UserError
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder, Seen, load
+from smallbert.model.walk import Taps
 from smallbert.model.words import WORDS
 
 if TYPE_CHECKING:
+    from smallbert.features.taught import Taught
     from smallbert.training.phase import Phase
+
+KEPT = ("scores", "hidden", "first")  # what of a teacher a batch may bring along
 
 
 @dataclass
@@ -24,7 +28,8 @@ class Teacher:
 
     encoder: Encoder
     scores: bool = False
-    wanted: dict[str, set[int]] = field(default_factory=dict)  # see walk.tap
+    wanted: dict[str, set[int]] = field(default_factory=dict)  # see walk.tap; "first": hidden states of first tokens
+    kept: Taught | None = None  # what it says of every text, where batches bring that along
 
 
 class Teachers(dict[str, Teacher]):
@@ -84,10 +89,29 @@ class Teachers(dict[str, Teacher]):
         stream.views[view] = theirs
 
     def look(self, name: str, batch: Batch) -> Seen:
-        """What a teacher makes of a batch: in evaluation mode, without gradients, only what was asked for."""
+        """What a teacher makes of a batch, only what was asked for: in evaluation mode, without gradients.
+
+        A batch that brings along what was kept of it needs no look.
+        """
         teacher, head = self[name], WORDS if self.phase.head == WORDS else HEAD
+        said = {what: batch.taught[key] for what in KEPT if (key := f"{name} {what}") in batch.taught}
+        if said:
+            taps: Taps = {r: dict(zip(sorted(p), said[r], strict=True)) for r, p in teacher.wanted.items()}
+            return Seen(said.get("scores"), taps)
+        firsts = teacher.wanted.get("first", set())
+        wanted = {role: places for role, places in teacher.wanted.items() if role != "first"}
+        if firsts:
+            wanted["hidden"] = firsts | wanted.get("hidden", set())
         with torch.no_grad():
-            return teacher.encoder.look(batch, teacher.wanted, teacher.scores, head)
+            seen = teacher.encoder.look(batch, wanted, teacher.scores, head)
+            if firsts:
+                seen.taps["first"] = {place: batch.first(seen.taps["hidden"][place]) for place in firsts}
+        return seen
+
+    def views(self, stream: Stream) -> list[str]:
+        """In which views batches are laid out: not for a teacher who need not look and says one thing a text."""
+        unread = {view_of(name) for name, one in self.items() if one.kept is not None and one.kept.view == STUDENT}
+        return [view for view in stream.views if view not in unread]
 
 
 def view_of(teacher: str) -> str:
