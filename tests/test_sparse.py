@@ -10,7 +10,7 @@ from test_cost import changed
 from torch import nn
 from toys import run, scores_of, small, toy_task
 
-from smallbert.cli.catalog import inspect_folder
+from smallbert.cli.catalog import estimate, inspect_folder
 from smallbert.errors import UserError
 from smallbert.export import export_hugging_face, export_onnx
 from smallbert.measuring import cost
@@ -267,6 +267,22 @@ def test_inspect_counts_what_sparse_matrices_stand_for_and_refuses_what_running_
     for name in ("gmp10", "l0-masks", "ticket30", "deleted30"):
         assert not presets[1][name]["fits"] and "prune before sparse" in presets[1][name]["why"], name
     assert presets[1]["baseline"]["fits"] and presets[1]["baseline"]["parameters"] == parts["total"]
+
+
+def test_an_estimate_knows_about_how_small_sparse_will_be():
+    encoder = small(hidden_size=64, intermediate_size=256)
+    for keep in (0.1, 0.03):
+        made = run(f"prune({keep}) | sparse", encoder, TASK, judge=False).encoder
+        guess = estimate(encoder, f"prune({keep}) | sparse")
+        real = sum(tensor.numel() * tensor.element_size() for tensor in made.state_dict().values())
+        assert guess["fits"] and guess["weight_bytes"] == pytest.approx(real, rel=0.02)
+        assert guess["weight_bytes"] < 0.9 * estimate(encoder, f"prune({keep})")["weight_bytes"]
+    unknown, never = estimate(encoder, f"l0 + {SHORT} | sparse"), estimate(encoder, "sparse")
+    assert unknown["fits"] and unknown["weight_bytes"] == estimate(encoder, "finetune")["weight_bytes"]
+    assert not never["fits"] and "prune first" in never["why"]
+    assert estimate(pruned(keep=0.1), "sparse")["fits"]
+    with_states = estimate(encoder, f"finetune | magnitude(0.03) + align('hidden') + distill + {SHORT} | sparse")
+    assert with_states["weight_bytes"] == guess["weight_bytes"]  # `what` of align is not what is pruned
 
 
 def test_a_folder_of_an_unknown_method_is_refused_in_a_sentence(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from smallbert.errors import UserError
 from smallbert.measuring.shelf import load_card
@@ -80,16 +80,22 @@ def estimate(encoder: Encoder, recipe: Recipe | str) -> dict[str, Any]:
     {"fits": True, "why": None, "layers": 3, "parameters": 17387522, "weight_bytes": 69550088}
     """
     from smallbert.measuring.cost import weights_of
-    from smallbert.training.masks import maskable, stack_up
+    from smallbert.training.masks import What, maskable, stack_up
 
-    empty = (encoder if encoder.device.type == "meta" else encoder.copy().to("meta")).copy()
+    empty: Any = (encoder if encoder.device.type == "meta" else encoder.copy().to("meta")).copy()
+    for _, module in empty.held("zeros"):
+        module.share_left = None
     try:
         for phase in Recipe(recipe).phases():
             for method in phase:
                 if method.name != "head":  # a head depends on the task
                     method.build(empty, method.plan(empty, None))
-                if hasattr(method, "what"):  # it prunes, and refuses where there is nothing to prune
-                    stack_up(empty, maskable(empty, method.what))
+                what: Any = getattr(method, "what", None)
+                if what in get_args(What):  # refused where there is nothing to prune
+                    pruned = maskable(empty, what)
+                    stack_up(empty, pruned)
+                    for name in pruned:  # for `sparse`, which finds no weights to look at here
+                        empty.get_submodule(name.removesuffix(".weight")).share_left = getattr(method, "keep", None)
     except UserError as error:
         return {"fits": False, "why": str(error), "layers": None, "parameters": None, "weight_bytes": None}
     tensors = list(empty.state_dict().values())

@@ -11,7 +11,7 @@ from torch import nn
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.anatomy import linears, replace_module
-from smallbert.model.zeros import SparseLinear, best_width, sparse_linears
+from smallbert.model.zeros import SparseLinear, best_width, expected_room, sparse_linears
 
 
 class Sparse(Method):
@@ -29,7 +29,7 @@ class Sparse(Method):
             if type(module) is not nn.Linear:
                 continue
             every += 1
-            count, (width, size) = int(module.weight.count_nonzero()), best_width(module.weight.detach())
+            count, (width, size) = _room(module)
             if size + count * bytes_each < module.weight.numel() * bytes_each:
                 found.append({"name": f"backbone.{name}", "count": count, "width": width, "bytes": size})
         if not found and (stored := len(sparse_linears(encoder))):
@@ -37,7 +37,7 @@ class Sparse(Method):
                 f"sparse: {stored} matrices of this {encoder.family} model are stored without their zeros already, and "
                 "no other one would be smaller so; leave this sparse out"
             )
-        if not found:
+        if not found and not any(_is_unknown(module) for _, module in linears(encoder.backbone)):
             raise UserError(
                 f"sparse: none of the {every} real-valued matrices in the layers of this {encoder.family} model has so "
                 "many zeros that it is smaller without them; prune first, as in magnitude(0.1) + train | sparse, and "
@@ -56,3 +56,15 @@ class Sparse(Method):
         """Pack the numbers that are not zero."""
         for one in plan["matrices"]:
             encoder.get_submodule(one["name"]).fill(before.get_submodule(one["name"]).weight)
+
+
+def _room(module: nn.Linear) -> tuple[int, tuple[int, int]]:
+    """How many numbers are left of a matrix, and the best width of their gaps: an estimate where it has none."""
+    if not module.weight.is_meta:
+        return int(module.weight.count_nonzero()), best_width(module.weight.detach())
+    return expected_room(module.weight.shape, 1.0 if _is_unknown(module) else getattr(module, "share_left", 1.0))
+
+
+def _is_unknown(module: nn.Module) -> bool:
+    """Whether an estimate, which has no weights, cannot know how many of them would be zeros."""
+    return getattr(module, "share_left", 1.0) is None

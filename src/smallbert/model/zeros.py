@@ -6,6 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Hashable, Mapping
+from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,13 @@ def best_width(weight: Tensor) -> tuple[int, int]:
     """The width of gaps that takes the fewest bytes, and how many."""
     gaps = _gaps(weight)
     return min(((width, _bytes(gaps, width)) for width in WIDTHS), key=lambda found: found[1])
+
+
+@cache
+def expected_room(shape: torch.Size, share: float) -> tuple[int, tuple[int, int]]:
+    """How many numbers would be left of a matrix with its zeros at random, and the best width of their gaps."""
+    drawn = torch.rand(shape, generator=torch.Generator().manual_seed(0)) < share
+    return int(drawn.sum()), best_width(drawn)
 
 
 def _gaps(weight: Tensor) -> Tensor:
