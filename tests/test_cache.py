@@ -324,6 +324,7 @@ def test_killed_while_the_teacher_is_asked(teachers, tmp_path):
     assert not list(begun.glob(".0*"))
 
 
+@pytest.mark.slow  # starts processes, each of which takes seconds to import
 def test_two_runs_fill_one_cache_at_once(teachers, tmp_path):
     folder = str(tmp_path / "cache")
     commands = [[sys.executable, "-c", SCRIPT, folder, "none", seed, teachers["pair"]] for seed in ("0", "1")]
@@ -458,6 +459,7 @@ with keep_taught(phase, None, lambda *_: seen.append(held())) as (found,):
 """
 
 
+@pytest.mark.slow
 def test_memory_stays_flat(tmp_path):
     with_head = run("head", small(layers=2, seed=4, hidden_size=64), toy_task("classify", 24)).encoder
     save_folder(with_head, tmp_path / "teacher")

@@ -96,7 +96,7 @@ def test_rounded_inputs_multiply_integers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "recipe", ["sparse", pytest.param("gate_layers", marks=slow), "connect_layers | drop_layers(1)"]
+    "recipe", ["sparse", *(pytest.param(one, marks=slow) for one in ("gate_layers", "connect_layers | drop_layers(1)"))]
 )
 def test_structures(recipe, tmp_path):
     encoder = small(layers=1 if recipe == "sparse" else 2)
