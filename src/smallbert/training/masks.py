@@ -215,9 +215,7 @@ def settle_masks(phase: Phase, what: What) -> None:
     hold_zeros(phase.encoder, names)
     share = note_density(phase, names, what, None if keep is None else keep.end)
     if keep is None and share > 0.999:
-        phase.notes.append(
-            "next to nothing was pruned in so few steps by so weak a pull: train longer, or pull more"
-        )
+        phase.notes.append("next to nothing was pruned in so few steps by so weak a pull: train longer, or pull more")
     masked = 0 if keep is None else sum(keep.at(step / phase.total) < 1 for step in range(phase.total))
     if keep is not None and masked < FEW:
         phase.notes.append(
