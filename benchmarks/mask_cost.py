@@ -30,7 +30,7 @@ SHAPES = {
     "e5-small": BertConfig(num_labels=3, hidden_size=384, intermediate_size=1536),
 }
 FAMILIES = {
-    "thresholds": ("_begin_round", "_collect", "_end_search"),
+    "thresholds": ("_begin_round", "_collect", "_end_search", "CatArrayBatchedCopy"),  # one row of all scores, too
     "masks": ("_mask", "_spread"),
     "optimiser, rounding, clipping": ("multi_tensor_apply", "lpnorm", "_foreach"),
     "products": ("nvjet", "gemm", "cublas", "cutlass"),
@@ -38,6 +38,14 @@ FAMILIES = {
     "sums over tokens": ("reduce_kernel",),
 }
 MASK_WORK = ("thresholds", "masks")
+BEHIND, ON_IT = "begin=0.0, finish=0.01", "begin=0.0, finish=1.0"  # the ramp, where thresholds move at every step
+KINDS = {
+    "none": "",
+    "local": f"movement(keep=0.1, scope='local', {BEHIND})",
+    "global": f"movement(keep=0.1, scope='global', {BEHIND})",
+    "local, on the ramp": f"movement(keep=0.1, scope='local', {ON_IT})",
+    "global, on the ramp": f"movement(keep=0.1, scope='global', {ON_IT})",
+}
 
 
 def look_at_step(config: BertConfig, batch: int, extra: str, compiles: bool) -> dict[str, Any]:
@@ -94,13 +102,12 @@ def main() -> None:
     chosen, rows = parser.parse_args(), list[dict[str, Any]]()
     for shape in chosen.shapes:
         for compiles in (False, True) if chosen.compiled else (False,):
-            for kind in ("none", "local", "global"):
-                extra = "" if kind == "none" else f"movement(keep=0.1, scope='{kind}', begin=0.0, finish=0.01)"
+            for kind, extra in KINDS.items():
                 found = look_at_step(SHAPES[shape], chosen.batch, extra, compiles)
                 rows.append({"shape": shape, "masks": kind, "compiled": compiles, **found})
                 facts = f"{found['busy_ms']:7.2f} ms busy {found['launches']:6.0f} launches"
                 work = f"mask work {found['mask_work']:.1%}"
-                print(f"{shape:10s} masks {kind:7s} compiled {compiles!s:6s}{facts} {work}", flush=True)
+                print(f"{shape:10s} masks {kind:19s} compiled {compiles!s:6s}{facts} {work}", flush=True)
                 print(f"    {found['families']}", flush=True)
     if chosen.out:
         command = f"python benchmarks/mask_cost.py --batch {chosen.batch} --shapes {' '.join(chosen.shapes)}"

@@ -7,9 +7,11 @@ from safetensors.torch import load_file
 from toys import accuracy, is_same_state, phase_of, run, small, state_of, toy_task
 
 from smallbert.errors import UserError
+from smallbert.measuring.cost import count_parameters
 from smallbert.methods import METHODS
 from smallbert.methods.l0 import _Gated
 from smallbert.model.folders import load_folder, save_folder
+from smallbert.model.zeros import sparse_linears
 from smallbert.training.masks import _Masked, magnitudes, maskable
 from smallbert.training.schedule import Schedule
 
@@ -114,6 +116,50 @@ def test_what_is_masked(encoder):
     ]
 
 
+HARDLY, IDLE, FEWER = "was hardly trained without the rest", "next to nothing was pruned", "fewer were there"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        (f"movement(0.3, begin=0.0) + {SIX}", HARDLY),
+        ("smooth_movement(0.3, window=20) + train(epochs=7, batch=8, lr=1e-3)", HARDLY),
+        ("magnitude(0.3, begin=0.0, finish=0.5) + train(epochs=7, batch=8)", None),
+        (f"l0 + {SIX}", IDLE),
+        (f"soft_movement + {SIX}", IDLE),
+        (f"soft_movement(pull=5.0, lr=3.0) + {SIX}", None),
+        ("prune(0.3) | prune(0.5)", FEWER),
+        ("prune(0.3) | magnitude(0.5, begin=0.0) + train(epochs=7, batch=8)", FEWER),
+        ("prune(0.5) | prune(0.3)", None),
+        (f"delete_information(0.3, what='layers') + {SIX}", None),
+    ],
+)
+def test_what_did_not_prune_as_asked_is_noted(encoder, recipe, said):
+    notes = [note for note in run(recipe, encoder, TASK, judge=False).notes if "weights are left" not in note]
+    found = [part for part in (HARDLY, IDLE, FEWER) if any(part in note for note in notes)]
+    assert found == ([said] if said else [])
+
+
+@pytest.mark.parametrize("store", ["sparse", "quantize"])
+def test_pruned_and_stored_otherwise_in_one_phase(encoder, store):
+    outcome = run(f"prune(0.1) + {store}", encoder, TASK)
+    apart = run(f"prune(0.1) | {store}", encoder, TASK)
+    assert is_same_state(outcome.encoder, apart.encoder)
+
+
+def test_what_is_stored_without_zeros_counts_among_all(encoder):
+    partly = encoder.copy()
+    with torch.no_grad():
+        weight = partly.get_parameter(maskable(encoder)[0])
+        weight.mul_(torch.rand_like(weight) < 0.1)
+    stored = run("sparse", partly, TASK).encoder
+    assert len(sparse_linears(stored)) == 1
+    note = run("prune(0.5)", stored, TASK).notes[0]
+    counts = count_parameters(run("prune(0.5)", stored, TASK).encoder)
+    gone, whole = counts["encoder"] - counts["encoder_non_zero"], counts["total"]
+    assert note.endswith(f"{(whole - gone) / whole:.2%} of all {whole:,} parameters")
+
+
 @pytest.mark.parametrize("kin", ["bert", "albert", "modernbert"])
 def test_what_is_masked_is_what_the_file_holds(kin, tmp_path):
     """Nothing is drawn anew between loading a model and masking it."""
@@ -191,6 +237,8 @@ def test_watch_sees_masks_as_in_use_and_zeros_that_are_stored(encoder):
         ("quantize | prune", "there is no weight to prune"),
         ("quantize | delete_information", "there is no weight to prune"),
         ("movement + magnitude", "one method that decides which weights stay, but magnitude and movement were given"),
+        ("prune(0.3) + delete_information(0.3)", "but delete_information and prune were given; keep one"),
+        ("movement + prune(0.3)", "but movement and prune were given; keep one"),
         ("l0 + rpp + train(epochs=2)", "but l0 and rpp were given; keep one, or put |"),
         ("repeat(2, soft_movement) | repeat(1, movement) + second_order", "but movement and second_order were given"),
         (

@@ -64,7 +64,7 @@ class Method(Combines):
     about: ClassVar[str] = ""
     stage: ClassVar[int] = 50  # order inside `+`, lower first: mixout and delta 10, mask 30, quantise 50
     trains: ClassVar[bool] = False  # a phase that holds it runs the training loop
-    prunes: ClassVar[bool] = False  # it decides while training which weights stay; a phase has at most one
+    prunes: ClassVar[bool] = False  # it decides which weights stay; a phase has at most one
     teaches: ClassVar[bool] = False  # its loss tells what an example should give, so that it needs no label
     is_train_setting: ClassVar[bool] = False  # it sets epochs, lr, ... of its phase; a phase has at most one
 

@@ -51,6 +51,7 @@ class Gradual(Method, shared=True):
 class OneShot(Method, shared=True):
     """What methods have that write zeros once."""
 
+    prunes: ClassVar[bool] = True
     stage: ClassVar[int] = 30
 
     keep: float = 0.5
@@ -68,7 +69,7 @@ class OneShot(Method, shared=True):
 
     def settle(self, phase: Any) -> None:
         """Say how many weights are left."""
-        note_density(phase, maskable(phase.encoder, self.what), self.what)
+        note_density(phase, maskable(phase.encoder, self.what), self.what, self.keep)
 
 
 def check_share(method: Any) -> None:

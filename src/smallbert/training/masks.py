@@ -16,6 +16,7 @@ from smallbert.training.phase import Phase, Weights
 from smallbert.training.ranking import LOWEST, Cuts, keep_top
 
 MASK_STAGE = 30
+FEW = 20  # steps in which nothing much is learned
 What = Literal["layers", "layers+pooler", "layers+embeddings", "layers+pooler+embeddings"]
 Score = Callable[[list[str], Weights], Tensor]  # the scores of a group of like-sized matrices, one matrix a row
 
@@ -209,10 +210,18 @@ def check_trained(phase: Phase, label: str, what: str) -> None:
 
 
 def settle_masks(phase: Phase, what: What) -> None:
-    """Hold the zeros that are now in the weights, and say how many weights are left."""
-    names = maskable(phase.encoder, what)
+    """Hold the zeros that are now in the weights, and say how many weights are left and whether that was trained."""
+    names, keep = maskable(phase.encoder, what), phase.schedules.get("keep")
     hold_zeros(phase.encoder, names)
-    note_density(phase, names, what)
+    share = note_density(phase, names, what, None if keep is None else keep.end)
+    if keep is None and share > 0.999:
+        phase.notes.append("next to nothing was pruned in so few steps by so weak a pull: train longer, or pull more")
+    masked = 0 if keep is None else sum(keep.at(step / phase.total) < 1 for step in range(phase.total))
+    if keep is not None and masked < FEW:
+        phase.notes.append(
+            f"only {masked} of the phase's {phase.total} steps saw fewer weights than all, so that what is left was "
+            "hardly trained without the rest; train longer"
+        )
 
 
 def hold_zeros(encoder: Encoder, names: list[str]) -> None:
@@ -220,13 +229,20 @@ def hold_zeros(encoder: Encoder, names: list[str]) -> None:
     encoder.hold("zeros", [name.removesuffix(".weight") for name in names])
 
 
-def note_density(phase: Phase, names: list[str], what: What) -> None:
-    """Say how many weights are left, by both denominators: those that could have been pruned, and all there are."""
+def note_density(phase: Phase, names: list[str], what: What, keep: float | None = None) -> float:
+    """Say how many weights are left, of those that could be pruned, which is also given, and of all."""
+    if not names:
+        return 0.0  # what stores them in another form is in the same phase; the card counts them
     stored = dict(phase.encoder.named_parameters())
+    apart = sparse_linears(phase.encoder).values()  # stored without their zeros by an earlier phase
     masked = sum(stored[name].numel() for name in names)
     left = sum(int(stored[name].count_nonzero()) for name in names)
-    whole = sum(parameter.numel() for parameter in stored.values())
+    whole = sum(one.numel() for one in stored.values()) + sum(one.in_features * one.out_features for one in apart)
+    gone = masked - left + sum(one.in_features * one.out_features - len(one.values) for one in apart)
     phase.notes.append(
         f"{left / masked:.2%} of the {masked:,} {'layer' if what == 'layers' else what} weights are left, "
-        f"{(whole - masked + left) / whole:.2%} of all {whole:,} parameters"
+        f"{(whole - gone) / whole:.2%} of all {whole:,} parameters"
     )
+    if keep is not None and left < 0.98 * keep * masked:
+        phase.notes.append(f"{keep:.2%} were to be kept, but fewer were there: zeros of earlier phases stay zeros")
+    return left / masked
