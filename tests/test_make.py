@@ -104,6 +104,8 @@ def test_what_is_left_of_a_pruned_model_is_told_where_a_user_looks(tmp_path):
     sheet = seeds_sheet(gather(runs), about)
     assert sheet.rows[-1][0] == "% of weights left" and sheet.rows[-1][2] == "15.0 / 50.0"
     assert any("zeros make dense products no faster" in note for note in sheet.notes)
+    sized = [run._replace(size=1e6 * size) for run, size in zip(runs, (20.0, 4.0, 5.0), strict=True)]
+    assert seeds_sheet(gather(sized), about).rows[-1] == ["MB", "20.0", "4.5"]
     assert seeds_sheet(gather(runs[:1]), about).rows[-1][0] != "% of weights left" and mean_left([None]) is None
 
 

@@ -167,7 +167,8 @@ def result_of(study: Study, bench: Bench, piece: Piece) -> Result:
     facts = (piece.task, arm.name, arm.value, piece.seed)
     if card is None:
         return Result(*facts, "not run")
-    return Result(*facts, card["status"], number(card, "score"), card["why"], card["seconds"], weights_left(card))
+    ended = card["status"], number(card, "score"), card["why"], card["seconds"]
+    return Result(*facts, *ended, weights_left(card), number(card, "size"))
 
 
 def run_study(

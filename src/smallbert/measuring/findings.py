@@ -36,6 +36,7 @@ class Result(NamedTuple):
     why: str | None = None
     seconds: float | None = None
     left: Left | None = None
+    size: float | None = None  # bytes of its folder
 
 
 class Cell(NamedTuple):
@@ -69,6 +70,11 @@ class Cell(NamedTuple):
     def left(self) -> Left | None:
         """The mean share of weights that are left."""
         return mean_left(run.left for run in self.runs)
+
+    @property
+    def size(self) -> float | None:
+        """The mean number of bytes."""
+        return mean_of(run.size for run in self.runs if run.size is not None).value
 
     @property
     def interval(self) -> tuple[float, float] | None:

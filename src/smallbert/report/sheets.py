@@ -53,6 +53,9 @@ def seeds_sheet(cells: Sequence[Cell], about: About) -> Sheet:
     if any(left.is_pruned for cell in cells if (left := cell.left) is not None):
         rows.append(["% of weights left", *(NONE if cell.left is None else str(cell.left) for cell in cells)])
         notes.append(f"% left: {LEFT}")
+    sizes = [NONE if cell.size is None else f"{cell.size / 1e6:.1f}" for cell in cells]
+    if len({*sizes} - {NONE}) > 1:
+        rows.append(["MB", *sizes])
     if not about.judged:
         notes.append("a tiny random model learns nothing, so only a loss that is no number counts as diverged")
     at = "" if about.setting is None else f", {about.setting} = {cells[0].value}"
