@@ -295,3 +295,43 @@ def test_refusals(both, text):
         run("add_vocabulary(60)", small(), None)
     with pytest.raises(UserError, match="give --task"):
         run("pretrain", small(), None)
+
+
+# Tokenizers of other makes
+
+
+def byte_pairs(lines):
+    from tokenizers import ByteLevelBPETokenizer
+
+    made = ByteLevelBPETokenizer(add_prefix_space=True)
+    made.train_from_iterator(lines, vocab_size=300, special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    return made._tokenizer
+
+
+def sentence_pieces(lines):
+    from tokenizers import SentencePieceUnigramTokenizer
+
+    made = SentencePieceUnigramTokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    made.train_from_iterator(lines, vocab_size=60, special_tokens=special, unk_token="<unk>", show_progress=False)
+    return made._tokenizer
+
+
+@pytest.mark.parametrize("make", [byte_pairs, sentence_pieces])
+def test_words_are_those_of_the_first_tokenizer_whatever_its_make(make, text):
+    from tokenizers import processors
+    from transformers import PreTrainedTokenizerFast
+
+    backend = make(LINES * 6)
+    backend.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 0), ("</s>", 2)])
+    names = {"unk": "<unk>", "pad": "<pad>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
+    encoder = small("roberta", vocab_size=400)
+    encoder.tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, **{f"{kind}_token": name for kind, name in names.items()}
+    )
+    both = run(f"add_vocabulary({SIZE}, text={text!r})", encoder, None).encoder
+    blocks, mixing = blocks_of(both, text, 1.0, length=70)
+    pieces = piece_at(both)
+    shown = " ".join(pieces[number].strip("<>") for number in blocks.tokens.ids[: blocks.tokens.offsets[1]])
+    assert shown.replace(" ##", "") == f"s {LINES[0].replace(',', ' ,')} {LINES[1]} /s"
+    assert mixing.words == mixing.chosen and blocks.begins.sum() < len(blocks.begins)

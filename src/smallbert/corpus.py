@@ -92,15 +92,14 @@ class Mixing:
 
     def __call__(self, line: str, encoding: Any) -> tuple[list[int], list[bool]]:
         """The tokens of a line as the first vocabulary cuts it, with some words in pieces of the second instead."""
-        old, begins = _begins(encoding)
+        (old, begins), spans = _begins(encoding), encoding.offsets
         starts = [place for place, begin in enumerate(begins) if begin]
         chosen = _uniform(self.seed, self.words + np.arange(len(starts)), 4) < self.share
         self.words, self.chosen = self.words + len(starts), self.chosen + int(chosen.sum())
         ids: list[int] = []
         firsts: list[bool] = []
         for start, stop, choose in zip(starts, [*starts[1:], len(old)], chosen, strict=True):
-            spans = encoding.offsets[start:stop]
-            new = self.cut(line[spans[0][0] : spans[-1][1]]) if choose else []
+            new = self.cut(line[spans[start][0] : spans[stop - 1][1]]) if choose else []
             ids += new or old[start:stop]
             firsts += [True] + [False] * ((len(new) or stop - start) - 1)
         return ids, firsts

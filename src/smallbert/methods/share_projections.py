@@ -54,7 +54,8 @@ class ShareProjections(Method):
         compared = [(pairs[role], theirs, ours) for role, theirs, ours in _matrices(teacher, student)]
         if self.words:
             rows = pairs["words"]
-            compared.append((rows, _table(teacher)[rows.theirs], _table(student)[rows.ours]))
+            theirs, ours = _table(teacher).index_select(0, rows.theirs), _table(student).index_select(0, rows.ours)
+            compared.append((rows, theirs, ours))
         for project, theirs, ours in compared:
             source, goal = (theirs, ours) if self.way == "down" else (ours, theirs)
             found.append((project(source) - goal).square().mean())
