@@ -23,6 +23,7 @@ RECIPES = {  # a method without a row is used as it stands
     "align": f"finetune(epochs=1, batch=8) | align('relations') + align('hidden', transform='linear') + {SHORT}",
     "lstm": "lstm(6, inner=5, embed=7)",
     "bottleneck": "bottleneck(layers=2, width=24, inner=8, heads=2, ffns=2, ffn=16, embed=8)",
+    "add_vocabulary": "add_vocabulary(60)",
     "augment": f"mark('here') | augment(copies=2, ways=['nearest', 'grams']) + distill('here') + {SHORT}",
     "cut_to_mixture": "mix_layers | cut_to_mixture(0.6)",
     "distill": f"finetune(epochs=1, batch=8) | distill + {SHORT}",
@@ -74,6 +75,8 @@ CHAINS = [
     f"pool_layers('attention', layers=[0, 2]) + {SHORT} | cut_to_mixture | drop_layers(1)",
     f"pool_layers(detach=True, tokens='mean') + {SHORT} | drop_layers(2) | {SHORT} | quantize",
     f"pool_layers('mix', beside=True, norm='feature') + magnitude(0.5) + {SHORT} | cut_to_mixture(0.6)",
+    f"add_vocabulary(60) | pretrain(epochs=1, batch=8, lr=0.001) | small_vocabulary | {SHORT}",
+    "add_vocabulary(60) | pretrain(epochs=1, batch=8) | drop_layers(2) | finetune(epochs=1, batch=8) | quantize",
     f"pool_layers(masked=False) | {SHORT} | pool_layers('attention', masked=False, detach=True) + {SHORT}",
 ]
 
