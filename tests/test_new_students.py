@@ -14,10 +14,10 @@ from smallbert.data import STUDENT, Layout, Stream, _end_to_end, make_batch, tok
 from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.cost import count_macs, count_parameters, measure
 from smallbert.methods.bottleneck import Bottleneck
-from smallbert.methods.small_vocabulary import _special
 from smallbert.model.anatomy import layers, part, words
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.replace import bare
+from smallbert.model.vocabulary import special_pieces
 from smallbert.tiny import make_task
 
 TASK = toy_task("pair", 16)
@@ -73,7 +73,7 @@ def test_special_pieces_with_small_numbers_keep_them():
         def get_vocab():
             return {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 50264}
 
-    assert _special(Old) == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    assert special_pieces(Old) == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 
 
 # An LSTM

@@ -8,7 +8,7 @@ from torch.nn import functional
 from toys import is_same_state, phase_of, run, small, toy_task, trajectory
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from smallbert.corpus import masked_stream, read_blocks, text_files
+from smallbert.corpus import lines_of, masked_stream, read_blocks
 from smallbert.data import STUDENT, Layout, make_batch
 from smallbert.errors import UserError
 from smallbert.model.folders import load_folder, save_folder
@@ -35,7 +35,7 @@ def text(tmp_path):
 
 
 def blocks_of(path, length=16, tokenizer=None):
-    return read_blocks(tokenizer or make_tokenizer(), text_files(str(path), "pretrain"), length)
+    return read_blocks(tokenizer or make_tokenizer(), lines_of(str(path), None, "pretrain"), length)
 
 
 def pieces(words=("film", "##s", "##et", "the", "seem", "un", "##kind", "##ly")):
@@ -327,7 +327,7 @@ def test_work_on_another_text_is_not_taken_over(text, tmp_path):
 
 def test_settings_that_cannot_work_are_refused(text, tmp_path):
     for recipe, words in {
-        "pretrain": "needs 'text'",
+        "pretrain": "give --task",
         "pretrain('nowhere.txt')": "no text at",
         f"pretrain({str(text)!r}, share=1.5)": "between 0 and 1",
         f"pretrain({str(text)!r}, length=2)": "at least 8",

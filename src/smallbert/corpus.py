@@ -45,6 +45,24 @@ def text_lines(files: list[Path], say: Callable[[int, int], None] | None = None)
         say(total, total)
 
 
+def lines_of(text: str | None, task: Any, who: str, say: Callable[[int, int], None] | None = None) -> Iterator[str]:
+    """Every line of the text that a setting names, or of a task's training texts; an empty line ends a document."""
+    if text is None and task is None:
+        raise UserError(f"{who} learns from texts: give --task, or {who}(text='file.txt')")
+    empty = True
+    for line in _task_lines(task.split("train")) if text is None else text_lines(text_files(text, who), say):
+        empty = empty and not line.strip()
+        yield line
+    if empty:
+        raise UserError(f"{who}: there is no text in {text or 'this task'}")
+
+
+def _task_lines(rows: Any) -> Iterator[str]:
+    for row in zip(rows.texts, *([rows.pairs] if rows.pairs else ()), strict=True):
+        yield from (" ".join(one.split() if isinstance(one, str) else one) for one in row)
+        yield ""
+
+
 def fingerprint_of_text(text: str, who: str) -> str:
     """A short hash of all the text there is, so that a record says what was read."""
     digest = hashlib.sha256()
@@ -64,12 +82,33 @@ class Blocks:
     mask: int
 
 
-def read_blocks(
-    tokenizer: Any, files: list[Path], length: int, say: Callable[[int, int], None] | None = None
-) -> Blocks:
+class Mixing:
+    """Cuts each word of a text by a second vocabulary, with a chance of `share`, whole: by its place and the seed."""
+
+    def __init__(self, cut: Callable[[str], list[int]], rows: int, share: float, seed: int):
+        """Nothing cut yet; `rows` are those of both vocabularies."""
+        self.cut, self.rows, self.share, self.seed = cut, rows, share, seed
+        self.words, self.chosen = 0, 0
+
+    def __call__(self, line: str, encoding: Any) -> tuple[list[int], list[bool]]:
+        """The tokens of a line as the first vocabulary cuts it, with some words in pieces of the second instead."""
+        (old, begins), spans = _begins(encoding), encoding.offsets
+        starts = [place for place, begin in enumerate(begins) if begin]
+        chosen = _uniform(self.seed, self.words + np.arange(len(starts)), 4) < self.share
+        self.words, self.chosen = self.words + len(starts), self.chosen + int(chosen.sum())
+        ids: list[int] = []
+        firsts: list[bool] = []
+        for start, stop, choose in zip(starts, [*starts[1:], len(old)], chosen, strict=True):
+            new = self.cut(line[spans[start][0] : spans[stop - 1][1]]) if choose else []
+            ids += new or old[start:stop]
+            firsts += [True] + [False] * ((len(new) or stop - start) - 1)
+        return ids, firsts
+
+
+def read_blocks(tokenizer: Any, lines: Iterator[str], length: int, mixing: Mixing | None = None) -> Blocks:
     """Cut text into blocks of at most `length` tokens: whole lines where they fit, longer ones between two words.
 
-    An empty line, or a file's end, ends a document; no block holds text of two.
+    An empty line ends a document; no block holds text of two.
     """
     if tokenizer is None or tokenizer.mask_token_id is None:
         raise UserError("masked words need a tokenizer that knows a mask token; this model has none")
@@ -86,7 +125,7 @@ def read_blocks(
             offsets.append(len(ids))
             del block[:], firsts[:]
 
-    for line in _tokenised(tokenizer, map(str.strip, text_lines(files, say))):
+    for line in _tokenised(tokenizer, map(str.strip, lines), mixing or (lambda text, encoding: _begins(encoding))):
         if line is None:
             close()
             continue
@@ -104,8 +143,8 @@ def read_blocks(
             close()
     close()
     if len(offsets) == 1:
-        raise UserError(f"there is no text in {files[0]}" + (" and what is beside it" if len(files) > 1 else ""))
-    special = np.zeros(max(len(tokenizer), max(ids) + 1), dtype=bool)
+        raise UserError("this model's tokenizer finds no word in the text")
+    special = np.zeros(max(len(tokenizer), max(ids) + 1, mixing.rows if mixing else 0), dtype=bool)
     special[[number for number in tokenizer.all_special_ids if number is not None]] = True
     tokens = Tokens(np.array(ids, np.int32), np.zeros(len(ids), np.uint8), np.array(offsets, np.int64))
     return Blocks(tokens, np.array(begins, bool), special, tokenizer.mask_token_id)
@@ -168,14 +207,16 @@ def _uniform(seed: int, places: np.ndarray, salt: int) -> np.ndarray:
     return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _tokenised(tokenizer: Any, lines: Iterator[str]) -> Iterator[tuple[list[int], list[bool]] | None]:
+def _tokenised(
+    tokenizer: Any, lines: Iterator[str], cut: Callable[[str, Any], tuple[list[int], list[bool]]]
+) -> Iterator[tuple[list[int], list[bool]] | None]:
     """Each line's tokens and which of them begin a word; None for an empty line."""
     some: list[str] = []
 
     def flush() -> Iterator[tuple[list[int], list[bool]] | None]:
         made = iter(tokenizer([line for line in some if line], **settings).encodings if any(some) else [])
         for line in some:
-            yield _begins(next(made)) if line else None
+            yield cut(line, next(made)) if line else None
         some.clear()
 
     settings = {"add_special_tokens": False, "truncation": False, "verbose": False}

@@ -2,22 +2,23 @@
 
 from typing import Any, ClassVar, Literal
 
-from smallbert.corpus import fingerprint_of_text, masked_stream, read_blocks, text_files
+from smallbert.corpus import Mixing, fingerprint_of_text, lines_of, masked_stream, read_blocks
 from smallbert.data import longest_input
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.methods.train import Train
+from smallbert.model.vocabulary import second_cutter
 from smallbert.model.words import WORDS, WordHead, put_word_head
 
 
 class _Corpus(Method):
-    """A text file, or a folder of them."""
+    """A text file, or a folder of them; the task's training texts if not given."""
 
-    text: str
+    text: str | None = None
 
 
 class Pretrain(Train, _Corpus):
-    """Train the encoder to guess hidden words of a plain text file, or of a folder of them."""
+    """Train the encoder to guess hidden words of a plain text file, of a folder of them, or of the task's texts."""
 
     stage: ClassVar[int] = 5
 
@@ -29,34 +30,47 @@ class Pretrain(Train, _Corpus):
     length: int = 128
     tokens: Literal["masked", "all"] = "masked"  # where words are scored; a teacher can teach at all of them
     keep_head: bool = False  # keep what guesses words, as distill and augment may need it
+    mixed: float | None = None  # the share of words cut by a second vocabulary; half of them where there is one
 
     def check(self) -> None:
         """What can be hidden and read."""
         super().check()
         if not 0 < self.share < 1:
             raise UserError(f"pretrain: share is the share of words to hide, between 0 and 1, not {self.share}")
+        if not 0 <= (self.mixed or 0) <= 1:
+            raise UserError(f"pretrain: mixed is the share of words that a second vocabulary cuts, not {self.mixed}")
         for name in ("length", "steps"):
             if (value := getattr(self, name)) is not None and value < (least := 8 if name == "length" else 1):
                 raise UserError(f"pretrain: {name} must be at least {least}, not {value}")
 
     def data(self, phase: Any) -> Any:
         """Blocks of the text, masked anew at every step."""
-        files, encoder = text_files(self.text, self.name), phase.encoder
-        length = min(self.length, longest_input(encoder))
-        blocks = read_blocks(
-            encoder.tokenizer, files, length, lambda done, total: phase.say("reading text", done, total, "")
-        )
+        encoder, mixing = phase.encoder, self._mixing(phase)
+        say = lambda done, total: phase.say("reading text", done, total, "")  # noqa: E731
+        lines = lines_of(self.text, phase.task, self.name, say)
+        blocks = read_blocks(encoder.tokenizer, lines, min(self.length, longest_input(encoder)), mixing)
         phase.notes.append(f"read {len(blocks.tokens.ids):,} tokens of text in {len(blocks.tokens):,} blocks")
+        if mixing is not None:
+            phase.notes.append(f"the second vocabulary cuts {mixing.chosen:,} of {mixing.words:,} words")
         return masked_stream(blocks, self.share, self.whole_words, self.tokens == "all")
+
+    def _mixing(self, phase: Any) -> Mixing | None:
+        encoder = phase.encoder
+        if not encoder.second and self.mixed:
+            raise UserError("pretrain: mixed words need a second vocabulary; put add_vocabulary(4928) before pretrain")
+        share = 0.5 if self.mixed is None else self.mixed
+        rows = encoder.backbone.config.vocab_size
+        return Mixing(second_cutter(encoder), rows, share, phase.seed) if encoder.second and share else None
 
     def reads(self) -> str:
         """The text."""
-        return f" of {fingerprint_of_text(self.text, self.name)}"
+        return f" of {fingerprint_of_text(self.text, self.name)}" if self.text is not None else ""
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """What text it was, and whether a new head stays."""
         new = self.keep_head and WORDS not in encoder.heads
-        return {"text": fingerprint_of_text(self.text, self.name), "head": new}
+        own = getattr(task, "fingerprint", "")
+        return {"text": fingerprint_of_text(self.text, self.name) if self.text is not None else own, "head": new}
 
     def build(self, encoder: Any, plan: dict[str, Any]) -> None:
         """A head that stays is a part of the encoder."""

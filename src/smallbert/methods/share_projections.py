@@ -8,14 +8,16 @@ from torch import Tensor, nn
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.model.anatomy import ROLES, check_layers, layers, part
+from smallbert.model.anatomy import ROLES, check_layers, layers, part, words
+from smallbert.model.vocabulary import same_pieces
 
 
 class ShareProjections(Method):
     """Pull each matrix W_S of a layer towards U W_T V, one pair U, V for all layers' matrices of a kind.
 
     The loss is the mean square of U W_T V - W_S (down) or of W_T - U W_S V (up), over kinds and layers. A layer
-    learns from the last of the teacher's layers that it stands for. It aligns weights, not what they compute.
+    learns from the last of the teacher's layers that it stands for. It aligns weights, not what they compute. With
+    words=True so do the word embeddings, by a V alone: rows of the same piece belong together, whatever their numbers.
     """
 
     trains: ClassVar[bool] = True
@@ -24,6 +26,7 @@ class ShareProjections(Method):
     way: Literal["down", "up"] = "down"
     lr: float = 1e-3
     teacher: str = "latest"
+    words: bool = False
 
     def attach(self, phase: Any) -> None:
         """A pair of matrices a kind, trained beside the encoder and gone when the phase ends."""
@@ -35,6 +38,9 @@ class ShareProjections(Method):
             if role not in pairs:
                 source, goal = (theirs, ours) if self.way == "down" else (ours, theirs)
                 pairs[role] = _Pair(source.shape, goal.shape, generator)
+        if self.words:
+            pairs["words"] = rows = _Rows(phase.encoder, teacher, self.way == "down", generator)
+            phase.notes.append(f"share_projections: {len(rows.ours):,} word pieces have rows in teacher and student")
         phase.train_module(self.name, pairs, self.lr)
 
     def weights(self, phase: Any) -> dict[str, Any]:
@@ -43,10 +49,16 @@ class ShareProjections(Method):
 
     def loss(self, step: Any) -> dict[str, Tensor]:
         """No example is looked at."""
-        phase, found = step.phase, []
-        for role, theirs, ours in _matrices(phase.teacher(self.teacher), phase.encoder):
+        teacher, student = step.phase.teacher(self.teacher), step.phase.encoder
+        pairs, found = step.phase.modules[self.name], []
+        compared = [(pairs[role], theirs, ours) for role, theirs, ours in _matrices(teacher, student)]
+        if self.words:
+            rows = pairs["words"]
+            theirs, ours = _table(teacher).index_select(0, rows.theirs), _table(student).index_select(0, rows.ours)
+            compared.append((rows, theirs, ours))
+        for project, theirs, ours in compared:
             source, goal = (theirs, ours) if self.way == "down" else (ours, theirs)
-            found.append((phase.modules[self.name][role](source) - goal).square().mean())
+            found.append((project(source) - goal).square().mean())
         return {self.name: step.penalty(torch.stack(found).mean())}
 
 
@@ -55,13 +67,35 @@ class _Pair(nn.Module):
 
     def __init__(self, source: torch.Size, goal: torch.Size, generator: torch.Generator):
         super().__init__()
-        shapes = ((goal[0], source[0]), (source[1], goal[1]))
-        self.left, self.right = (
-            nn.Parameter(torch.eye(*shape) + torch.randn(shape, generator=generator) * 0.02) for shape in shapes
-        )
+        self.left = _drawn(goal[0], source[0], generator)
+        self.right = _drawn(source[1], goal[1], generator)
 
     def forward(self, weight: Tensor) -> Tensor:
         return self.left @ weight @ self.right
+
+
+class _Rows(nn.Module):
+    """V alone, for rows that stand for the same pieces."""
+
+    ours: Tensor
+    theirs: Tensor
+
+    def __init__(self, student: Any, teacher: Any, down: bool, generator: torch.Generator):
+        super().__init__()
+        pairs = same_pieces(student, teacher)
+        if not pairs:
+            raise UserError("share_projections: teacher and student have no word piece in common; write words=False")
+        for name, numbers in zip(("ours", "theirs"), zip(*pairs, strict=True), strict=True):
+            self.register_buffer(name, torch.tensor(numbers), persistent=False)
+        source, goal = (_table(one).shape[1] for one in ((teacher, student) if down else (student, teacher)))
+        self.right = _drawn(source, goal, generator)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight @ self.right
+
+
+def _drawn(rows: int, columns: int, generator: torch.Generator) -> nn.Parameter:
+    return nn.Parameter(torch.eye(rows, columns) + torch.randn((rows, columns), generator=generator) * 0.02)
 
 
 def _matrices(teacher: Any, student: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -75,7 +109,15 @@ def _matrices(teacher: Any, student: Any) -> Iterator[tuple[str, Tensor, Tensor]
 
 def _weight(encoder: Any, number: int, role: str) -> Tensor:
     found = part(encoder.backbone, layers(encoder.backbone)[number], role)
-    weight: Any = getattr(found.module, "weight", None)
+    return _plain(found.module).chunk(found.blocks)[found.block]
+
+
+def _table(encoder: Any) -> Tensor:
+    return _plain(words(encoder.backbone))
+
+
+def _plain(module: nn.Module) -> Tensor:
+    weight: Any = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter):
         raise UserError("share_projections: some weights are stored in another form; put quantize and sparse behind it")
-    return weight.chunk(found.blocks)[found.block]
+    return weight

@@ -93,6 +93,7 @@ class Student(Method):
             new.pooler = pooler_of(new)
             replace_backbone(encoder, new)
             encoder.mixture, encoder.connections, encoder.stride = new.mixture, new.connections, new.stride
+            encoder.second = new.second
             if plan["ready"]:
                 encoder.heads = new.heads
             return

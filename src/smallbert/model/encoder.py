@@ -68,6 +68,7 @@ class Encoder(nn.Module):
             backbone.set_attn_implementation(attention.NAME)
         self.backbone: Any = backbone
         self.tokenizer = tokenizer
+        self.second: list[str] = []  # the pieces of a second vocabulary, if it has one; see model/vocabulary.py
         self.heads = nn.ModuleDict()
         self.mixture: Mixture | Gates | None = None
         self.connections: Connections | None = None

@@ -15,14 +15,17 @@ PRIMER = "Table 1 of Rogers et al. 2020, A Primer in BERTology, arXiv:2002.12327
 def _zhao(width: int, about: str, **numbers: Any) -> Preset:
     return Preset(
         f"zhao{width}",
-        f"finetune | student(12, width={width}, ffn={4 * width}, start='slice') | small_vocabulary(4928) "
-        "| share_projections + distill(alpha=0.9) + train(epochs=10, lr=2e-4)",
+        "add_vocabulary(4928) | pretrain(mixed=0.5, lr=5e-5) | finetune "
+        f"| student(12, width={width}, ffn={4 * width}, start='slice') | small_vocabulary(4928) "
+        "| share_projections(words=True) + distill(alpha=0.9) + train(epochs=10, lr=2e-4)",
         f"{ZHAO}, arXiv:1909.11687",
-        f"Twelve layers {width} wide and a vocabulary of 4,928 pieces, with weights pulled towards the teacher's, "
-        f"projected down by matrices that all layers share; {about} The published student is pretrained on hidden "
-        "words beside its teacher, which reads a mixture of both vocabularies and goes on learning, and is only then "
-        "fine-tuned, without a teacher; ours is cut out of the fine-tuned encoder and learns its answers. Word "
-        "embeddings are not projected, but begin as the means of the old ones.",
+        f"Twelve layers {width} wide and a vocabulary of 4,928 pieces, with weights and word embeddings pulled towards "
+        f"the teacher's, projected down by matrices that all layers share; {about} As published, the teacher guesses "
+        "hidden words while a second vocabulary cuts every other word, and the student reads with that one alone. The "
+        "published teacher and student learn this at once, on a large corpus, and the student, which begins anew, is "
+        "only then fine-tuned, without a teacher. Ours come one after the other: first the teacher, for an epoch of "
+        "the task's own texts; then the student, cut out of the fine-tuned teacher, which stays as it is and whose "
+        "answers are learned too.",
         published(f"Table 3 of {ZHAO}", split="test", **numbers),
     )
 

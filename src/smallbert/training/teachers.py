@@ -63,6 +63,11 @@ class Teachers(dict[str, Teacher]):
             teacher.wanted.setdefault(role, set()).update(places)
         self._add_view(name, teacher.encoder.tokenizer)
         stream = self.phase.stream
+        if stream is not None and stream.kind == "words" and teacher.encoder.second != self.phase.encoder.second:
+            raise UserError(
+                "who teaches hidden words needs the student's vocabularies, and of these two one has a second "
+                "vocabulary that the other has not; mark the teacher behind add_vocabulary"
+            )
         if stream is not None:
             reads = longest_input(teacher.encoder)
             longest = max(stream.views.get(view_of(name), stream.views[STUDENT]).lengths)
