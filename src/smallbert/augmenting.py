@@ -123,9 +123,9 @@ class Guesser:
         self.numbers = torch.tensor(whole, device=model.device)
         self.names = [texts[number] for number in whole]
         self.known = set(whole)
-        table = words(model.backbone)
+        table: Any = words(model.backbone)
         with torch.no_grad():
-            self.table = table(torch.arange(len(table.weight), device=model.device)).float()  # type: ignore[arg-type]
+            self.table = table(torch.arange(table.num_embeddings, device=model.device)).float()
         self.units = functional.normalize(self.table[self.numbers], dim=-1)
         self.seen: dict[str, list[str]] = {}
 
