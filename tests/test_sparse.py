@@ -11,8 +11,9 @@ from test_cost import changed
 from torch import nn
 from toys import run, scores_of, small, toy_task
 
-from smallbert.cli.catalog import estimate, inspect_folder
+from smallbert.cli.catalog import inspect_folder
 from smallbert.errors import UserError
+from smallbert.estimate import estimate
 from smallbert.export import export_hugging_face, export_onnx
 from smallbert.measuring import cost
 from smallbert.measuring.cost import count_macs, count_parameters, measure_latency

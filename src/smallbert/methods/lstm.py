@@ -42,7 +42,7 @@ class Lstm(Method):
         old, end = encoder.backbone.config, getattr(encoder.tokenizer, "sep_token_id", None)
         table: Any = words(encoder.backbone).weight
         reads = READS.get(kind, "pair" if pairs else "text")
-        if reads == "pair" and end is None:
+        if reads == "pair" and end is None and not table.is_meta:  # an estimate may not know the tokenizer
             raise UserError(
                 "lstm: this tokenizer puts nothing between two texts; write pairs=False to read them as one"
             )
