@@ -42,13 +42,15 @@ class SmallVocabulary(Method):
         return f" of {fingerprint_of_text(self.text, self.name)}"
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
-        """The pieces, and the new numbers of special ones; without texts to look at, only how many there may be."""
+        """The pieces, and the new numbers of special ones; without texts or weights, only how many there may be."""
         if not isinstance(words(encoder.backbone), nn.Embedding):
             raise UserError("small_vocabulary needs plain word embeddings; put quantize behind it")
+        if self.text is not None and not Path(self.text).is_file():
+            raise UserError(f"small_vocabulary: there is no text file {self.text}")
+        if (self.text is None and task is None) or encoder.device.type == "meta":
+            return {"size": self.size, "pieces": [], "numbers": {}}
         if encoder.tokenizer is None:
             raise UserError("small_vocabulary: this model has no tokenizer to take the place of")
-        if self.text is None and task is None:
-            return {"size": self.size, "pieces": [], "numbers": {}}
         special = _special(encoder.tokenizer)
         pieces = _train(lambda: _texts(self.text, task), self.size, special, _lowers(encoder.tokenizer))
         old = encoder.tokenizer.get_vocab()
@@ -104,8 +106,6 @@ def _special(tokenizer: Any) -> list[str]:
 
 def _texts(text: str | None, task: Any) -> Iterator[str]:
     if text is not None:
-        if not Path(text).is_file():
-            raise UserError(f"small_vocabulary: there is no text file {text}")
         with Path(text).open(encoding="utf-8", errors="replace") as file:
             yield from file
         return
