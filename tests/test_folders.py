@@ -222,6 +222,16 @@ OURS = {
     "no config": lambda folder: rewrite(folder / "encoder.json", config=None),
     "unknown step": lambda folder: rewrite(folder / "encoder.json", history=[{"step": "shrink_rays", "plan": {}}]),
     "nothing": lambda folder: [file.unlink() for file in folder.iterdir()],
+    "a word for the format": lambda folder: rewrite(folder / "encoder.json", format="x"),
+    "a config of another kind": lambda folder: rewrite(folder / "encoder.json", config=[]),
+    "a number for the history": lambda folder: rewrite(folder / "encoder.json", history=5),
+    "a history of words": lambda folder: rewrite(folder / "encoder.json", history=["head"]),
+    "a plan that says nothing": lambda folder: rewrite(
+        folder / "encoder.json", history=[{"step": "sparse", "plan": {}}]
+    ),
+    "a plan for what is not there": lambda folder: rewrite(
+        folder / "encoder.json", history=[{"step": "quantize", "plan": {"modules": ["backbone.nowhere"]}}]
+    ),
 }
 THEIRS = {
     **DAMAGE,
@@ -247,6 +257,14 @@ def test_a_broken_folder_of_ours_is_refused_in_one_sentence(damage, layout, enco
     OURS[damage](tmp_path / "model")
     sentence = refused(tmp_path / "model")
     assert "model" in sentence or "shrink_rays" in sentence
+
+
+def test_what_a_damaged_history_led_to_stays_behind_the_sentence(encoder, tmp_path):
+    save_folder(encoder, tmp_path / "model")
+    rewrite(tmp_path / "model" / "encoder.json", history=[{"step": "quantize", "plan": {}}])
+    with pytest.raises(UserError, match=r"model/encoder.json tells of .* \(KeyError: 'modules'\); save or") as said:
+        load_folder(tmp_path / "model")
+    assert isinstance(said.value.__cause__, KeyError)
 
 
 @pytest.mark.parametrize("damage", list(THEIRS))

@@ -13,7 +13,7 @@ from torch.nn import functional
 from toys import phase_of, run
 
 from smallbert.errors import UserError
-from smallbert.methods import METHODS
+from smallbert.methods import METHODS, second_order
 from smallbert.methods.second_order import add_gradient, correction, in_blocks, start_inverse
 from smallbert.training.loop import take_step
 from smallbert.training.masks import Stacks, carried, maskable
@@ -171,6 +171,39 @@ def test_an_event_prunes_by_cost_and_corrects(trained, update):
     assert wrong <= 4  # of 4096; rounding may swap two that cost alike
     assert density(phase.encoder, names) == pytest.approx(0.4, abs=1e-3)
     assert all(module.training for module in phase.encoder.modules())
+
+
+def test_curvature_is_found_without_dropout(trained):
+    phase = phase_of(f"{CURVED} + {SIX}", trained, TASK)
+    (method,) = (one for one in phase.methods if one.name == "second_order")
+    phase.begin_training()
+    assert not torch.equal(phase.loss(everything(trained)), phase.loss(everything(trained)))  # there is some
+    first, second = (method._inverses(phase, maskable(trained)) for _ in range(2))
+    assert all(torch.equal(one, second[name]) for name, one in first.items())
+    assert all(module.training for module in phase.encoder.modules())  # and the next step has it again
+
+
+@pytest.mark.parametrize("update", ["each", "joint"])
+def test_blocks_may_be_corrected_a_few_at_a_time(trained, update, monkeypatch):
+    """With all blocks at once or in parts that do not come out even, the weights are the same."""
+    made, calls = [], []
+
+    def counted(*part):
+        calls.append(len(part[0]))
+        return correction(*part)
+
+    monkeypatch.setattr(second_order, "correction", counted)
+    for chunk in (second_order.CHUNK, 5):
+        monkeypatch.setattr(second_order, "CHUNK", chunk)
+        phase = phase_of(f"{CURVED[:-1]}, update={update!r}) + {WHOLE}", trained, TASK)
+        (method,) = (one for one in phase.methods if one.name == "second_order")
+        names, phase.step = maskable(trained), 7
+        method.look(phase)
+        made.append({name: phase.encoder.get_parameter(name).detach() for name in names})
+    assert len(calls) > 2 * len(names) and set(calls[len(names) :]) == {5, 2, 1}  # of 52 blocks and of 26
+    for name in names:
+        assert not torch.equal(made[0][name], trained.get_parameter(name))
+        torch.testing.assert_close(made[1][name], made[0][name])
 
 
 def test_events_are_where_they_should_be(trained):

@@ -160,3 +160,12 @@ def test_soft_movement_keeps_a_floor_and_notes_the_density(encoder):
         note.startswith(f"{left:.2%} of the 4,096 layer weights") for note in outcome.notes
     )
     assert len(outcome.encoder.held("zeros")) == 12
+
+
+def test_soft_movement_keeps_what_is_above_the_threshold_not_what_is_at_it(encoder):
+    phase = phase_of(f"soft_movement(threshold=0.5) + {WHOLE}", encoder, TASK)
+    phase.set_dials(1.0)
+    for stack in phase.modules["soft_movement"]:
+        stack.data[:] = 1e-30  # hardly above 0, where the sigmoid is 0.5
+        stack.data[:, :3] = 0.0
+    assert {int((weight == 0).sum()) for weight in phase.weights().values()} == {3}

@@ -1,5 +1,6 @@
 """What is committed under results/ is whole, and its overview is made from it and from nothing else."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from invented import invented_card
 
 from smallbert.errors import UserError
 from smallbert.measuring.shelf import load_cards, save_card
+from smallbert.recipe import Recipe
 from smallbert.report.markdown import render_overview, write_overview
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -23,6 +25,17 @@ def test_committed_cards_say_how_they_were_made():
     for card in cards:
         said = card["command"] + card["model"]
         assert said.startswith("smallbert ") and not any(place in said for place in PLACES)
+
+
+@pytest.mark.parametrize(("preset", "arm"), [("pruned10", "10 %"), ("pruned3", "3 %")])
+def test_a_preset_that_names_a_study_is_what_was_studied(preset, arm):
+    """All but that the study's models keep their zeros, which `sparse` takes away without changing a weight."""
+    arms = json.loads((RESULTS / "pruning" / "best" / "study.json").read_text(encoding="utf-8"))["arms"]
+    (studied,) = (Recipe(one["recipe"]) for one in arms if one["name"] == arm)
+    *phases, last = Recipe(preset)
+    assert Recipe(phases) == studied and Recipe(last) == Recipe("sparse")
+    cards = [card for card in load_cards(RESULTS / "pruning" / "best") if Recipe(card["recipe"]) == studied]
+    assert len(cards) > 1
 
 
 def test_an_overview_has_a_row_a_group_and_every_command(tmp_path):

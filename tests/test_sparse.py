@@ -6,12 +6,14 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from test_cost import changed
 from torch import nn
 from toys import run, scores_of, small, toy_task
 
-from smallbert.cli.catalog import estimate, inspect_folder
+from smallbert.cli.catalog import inspect_folder
 from smallbert.errors import UserError
+from smallbert.estimate import estimate
 from smallbert.export import export_hugging_face, export_onnx
 from smallbert.measuring import cost
 from smallbert.measuring.cost import count_macs, count_parameters, measure_latency
@@ -283,6 +285,47 @@ def test_an_estimate_knows_about_how_small_sparse_will_be():
     assert estimate(pruned(keep=0.1), "sparse")["fits"]
     with_states = estimate(encoder, f"finetune | magnitude(0.03) + align('hidden') + distill + {SHORT} | sparse")
     assert with_states["weight_bytes"] == guess["weight_bytes"]  # `what` of align is not what is pruned
+
+
+def with_a_byte_lost(gaps):
+    gaps[len(gaps) // 2] = 255
+    return gaps
+
+
+GAPS = {  # what was damaged, in gaps of how many bits -> what is said
+    "zeros": (torch.zeros_like, 4, r"its gaps lead to \d+ places, but it has \d+ numbers"),
+    "ones": (lambda gaps: torch.full_like(gaps, 255), 4, r"its gaps lead to 0 places, but it has \d+ numbers"),
+    "a byte": (with_a_byte_lost, 4, r"its gaps lead to \d+ places, but it has \d+ numbers"),
+    # As many numbers as there were, each behind the widest gap that has one.
+    "far": (lambda gaps: torch.where(gaps == 255, gaps, 254), 8, r"its gaps lead to place \d+ of 1024"),
+}
+
+
+@pytest.mark.parametrize("damage", list(GAPS))
+def test_gaps_that_lead_nowhere_are_refused_when_the_folder_is_loaded(damage, tmp_path):
+    """Used as they are, they would be read, and written, beyond the end of a matrix."""
+    change, width, phrase = GAPS[damage]
+    dense = pruned(keep={4: 0.1, 8: 0.02}[width], hidden_size=32, intermediate_size=32)
+    save_folder(run("sparse", dense, TASK).encoder, tmp_path / "model")
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    name = next(name for name, part in sparse_linears(load_folder(tmp_path / "model")).items() if part.width == width)
+    tensors[f"{name}.gaps"] = change(tensors[f"{name}.gaps"])
+    save_file(tensors, tmp_path / "model" / "model.safetensors")
+    with pytest.raises(UserError, match=rf"the weights in .*model do not fit .*: of {name}, {phrase}; save or") as said:
+        load_folder(tmp_path / "model")
+    assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize(("width", "phrase"), [(1, "but it has"), (3, "no gaps of 3 bits, only of 1, 2, 4, 8")])
+def test_gaps_of_another_width_are_refused_when_the_folder_is_loaded(width, phrase, tmp_path):
+    save_folder(run("sparse", pruned(keep=0.1), TASK).encoder, tmp_path / "model")
+    about = tmp_path / "model" / "encoder.json"
+    saved = json.loads(about.read_text())
+    assert saved["history"][-1]["plan"]["matrices"][0]["width"] == 4
+    saved["history"][-1]["plan"]["matrices"][0]["width"] = width
+    about.write_text(json.dumps(saved))
+    with pytest.raises(UserError, match=phrase):
+        load_folder(tmp_path / "model")
 
 
 def test_a_folder_of_an_unknown_method_is_refused_in_a_sentence(tmp_path):

@@ -6,7 +6,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smallbert.answering import is_made_for
 from smallbert.beginnings import common_beginnings, forget
@@ -17,9 +17,12 @@ from smallbert.make import (
     Start,
     at_length,
     find_place,
+    foreseen,
+    give_up,
     make_one,
     quiet,
     tiny_start,
+    work_key,
     write_card,
 )
 from smallbert.measuring import cost
@@ -82,8 +85,8 @@ def compare(
 ) -> list[Card]:
     """Make every recipe with every seed and give the cards; `show` is called with those made so far after each.
 
-    A run that fails becomes a card that says why, and the others go on. What is finished is never made again, and what
-    was begun goes on where it was.
+    A run that fails becomes a card that says why, at once where that can be known, and the others go on. What is
+    finished is never made again, and what was begun goes on where it was.
     """
     out, seeds = Path(out), list(dict.fromkeys(seeds))
     if is_made_for(start.encoder, task) and all(len(entry.recipe) for entry in entries):
@@ -91,6 +94,8 @@ def compare(
     cards: list[Card] = []
     task = at_length(start, task, length)
     total = len(entries) * len(seeds)
+    if processes().is_main_process:
+        _give_up_early(entries, start, task, out, seeds, kind, command)
     for seed in seeds:
         common = common_beginnings([entry.recipe for entry in entries], start, task, seed, out, kind)
         for entry in entries:
@@ -118,6 +123,18 @@ def compare(
         cards = time_in_turns(cards, out, say, seconds)
         shutil.rmtree(out / "work", ignore_errors=True)
     return cards
+
+
+def _give_up_early(
+    entries: Sequence[Entry], start: Start, task: Task, out: Path, seeds: list[int], kind: str, command: str
+) -> None:
+    """Write the cards of recipes that do not fit the model before others are trained for hours."""
+    reasons = {entry: why for entry in entries if (why := foreseen(entry.recipe, start, task, out))}
+    for entry, why in reasons.items():
+        for seed in seeds:
+            if not find_place(out, work_key(entry.recipe, start, task, seed, kind)).card.is_file():
+                facts: dict[str, Any] = {"preset": entry.preset, "kind": kind, "command": command}
+                give_up(entry.recipe, start, task, seed, out, why, **facts)
 
 
 def tiny_setting(family: str | None = None, line: Line = to_stderr) -> tuple[Start, Task]:

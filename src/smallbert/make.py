@@ -26,7 +26,7 @@ from smallbert.model.heads import same_labels
 from smallbert.processes import from_main, processes
 from smallbert.recipe import Recipe
 from smallbert.report.readme import model_readme
-from smallbert.run import Outcome, run_recipe
+from smallbert.run import Outcome, refusal, run_recipe
 from smallbert.sources import find_data, find_model, model_fingerprint
 from smallbert.tasks import Task, load_task
 from smallbert.tasks.task import cut_at, limit
@@ -161,6 +161,16 @@ def make_one(
             torch.cuda.empty_cache()
     processes().wait_for_everyone()
     return load_card(place.card)
+
+
+def foreseen(recipe: Recipe, start: Start, task: Task, out: Path | str) -> str:
+    """Why a recipe of many will be refused, known before any is trained; "" where nothing speaks against it.
+
+    Where something was left to go on from, its own run is asked, which may take that over.
+    """
+    begun = any((Path(out) / left).exists() for left in ("work", "models"))
+    error = None if begun else refusal(recipe, start.encoder, task)
+    return "" if error is None else why_of(error)
 
 
 def give_up(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from smallbert.answering import is_made_for
 from smallbert.data import STUDENT, Stream, longest_input, tokenise, tokenizer_key, usable_length
 from smallbert.errors import UserError
+from smallbert.estimate import foresee
 from smallbert.measuring.collapse import find_collapse
 from smallbert.methods import METHODS, Method
 from smallbert.model.encoder import Encoder, fingerprint
@@ -119,8 +120,11 @@ def run_recipe(
             marks[LATEST] = encoder
     outcome = Outcome(student)
     phases = _phases(recipe, encoder, task)
-    for number, (phase, so_far) in enumerate(zip(phases, _so_far(phases), strict=True)):
-        kept = (common or {}).get(so_far) or (work / f"phase-{number}" if work is not None else None)
+    texts = _so_far(phases)
+    own = [work / f"phase-{number}" if work is not None else None for number in range(len(phases))]
+    places = [(common or {}).get(text) or place for text, place in zip(texts, own, strict=True)]
+    _look_ahead(encoder, phases, texts, places, setting)
+    for phase, so_far, kept in zip(phases, texts, places, strict=True):
         outcome = _run_phase(outcome, phase, so_far, setting, marks, kept)
         if outcome.diverged:
             break
@@ -129,6 +133,34 @@ def run_recipe(
     if outcome.steps and learned and not outcome.diverged and task is not None and judge:
         outcome.diverged = find_collapse(outcome.encoder, task, setting.seed, setting.length, say)
     return outcome
+
+
+def refusal(recipe: Recipe, encoder: Encoder, task: Task | None) -> UserError | None:
+    """What running a recipe will be refused by, as far as the shape of the encoder tells; it may be without weights."""
+    try:
+        foresee(encoder, _phases(recipe, encoder, task), task)
+    except UserError as error:
+        return error
+    return None
+
+
+def _look_ahead(
+    encoder: Encoder,
+    phases: list[tuple[Method, ...]],
+    texts: list[str],
+    places: list[Path | None],
+    setting: Setting,
+) -> None:
+    """Refuse now what a phase behind long training would refuse; what is finished is taken over and not asked again."""
+    trains = [any(method.trains for method in phase) for phase in phases]
+    for number in reversed(range(len(phases))):
+        kept, key = places[number], f"{setting.key}: {texts[number]}"
+        if trains[number] and kept is not None and (key in (setting.memory or {}) or _record(kept, key)):
+            if any(trains[number + 1 : -1]) and (done := _finished(kept, key, setting.memory)) is not None:
+                foresee(done["encoder"], phases[number + 1 :], setting.task)
+            return
+    if any(trains[:-1]):
+        foresee(encoder, phases, setting.task)
 
 
 def same_work(key: str, task: Task | None, seed: int, length: int) -> str:
@@ -268,14 +300,11 @@ def _prepare(phase: Phase, setting: Setting) -> None:
 
 def _finished(kept: Path, key: str, memory: dict[str, dict[str, Any]] | None = None) -> dict[str, Any] | None:
     """A phase of the same work that was finished before, if there is one."""
-    import json
-
     found = (memory or {}).get(key)
-    if found is None:
+    if found is None and (saved := _record(kept, key)) is not None:
         try:
-            saved = json.loads((kept / PHASE).read_text(encoding="utf-8"))
-            found = {**saved, "encoder": load_folder(kept)} if saved["key"] == key else None
-        except (OSError, ValueError, UserError):  # not there, or not whole: it is done again
+            found = {**saved, "encoder": load_folder(kept)}
+        except (OSError, ValueError, UserError):  # not whole: it is done again
             return None
     if found is None or memory is None:
         return found
@@ -283,6 +312,17 @@ def _finished(kept: Path, key: str, memory: dict[str, dict[str, Any]] | None = N
         del memory[next(iter(memory))]
     memory[key] = found
     return {**found, "encoder": found["encoder"].copy(), "remembered": found["encoder"]}
+
+
+def _record(kept: Path, key: str) -> dict[str, Any] | None:
+    """What was written down of a finished phase of the same work, if there is one."""
+    import json
+
+    try:
+        saved = json.loads((kept / PHASE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return saved if saved["key"] == key else None
 
 
 def _keep(kept: Path, key: str, outcome: Outcome, known: int) -> None:

@@ -30,6 +30,7 @@ from smallbert.make import (
     at_length,
     check_device,
     find_place,
+    foreseen,
     give_up,
     make_one,
     quiet,
@@ -195,7 +196,6 @@ def _run(
     study: Study, bench: Bench, waiting: list[list[Piece]], total: int, jobs: int | None, say: Say, line: Line
 ) -> None:
     left = [piece for job in waiting for piece in job]
-    workers = min(jobs or default_jobs(study.device), len(left))
     if len(left) < total:
         line(f"{total - len(left)} of {total} runs are finished already")
 
@@ -205,6 +205,12 @@ def _run(
             forget(_common(study, bench, piece))
         line(f"{total - len(left)} of {total}: {in_words(result_of(study, bench, piece))}")
 
+    for piece, why in _foreseen(study, bench, left).items():
+        facts = _facts(study, study.arms[piece.arm])
+        give_up(study.arms[piece.arm].recipe, bench.start, bench.tasks[piece.task], piece.seed, study.out, why, **facts)
+        finished(piece)
+    waiting = [rest for job in waiting if (rest := [piece for piece in job if piece in left])]
+    workers = min(jobs or default_jobs(study.device), len(left))
     if workers > 1:
         show = lambda running: say(*_combined(study, running, total - len(left), total))  # noqa: E731
         return _run_in_workers(study, bench, waiting, workers, finished, show)
@@ -212,6 +218,21 @@ def _run(
         title = f"run {total - len(left) + 1} of {total}, {_short(study, piece)}"
         make_piece(study, bench, True, piece, lambda stage, *rest, t=title: say(f"{t}: {stage}", *rest))
         finished(piece)
+
+
+def _foreseen(study: Study, bench: Bench, pieces: Sequence[Piece]) -> dict[Piece, str]:
+    """The runs that will be refused since their recipe does not fit the model, and why."""
+    reasons: dict[tuple[str, int], str] = {}
+    for piece in pieces:
+        if (key := (piece.task, piece.arm)) not in reasons:
+            reasons[key] = foreseen(study.arms[piece.arm].recipe, bench.start, bench.tasks[piece.task], study.out)
+    return {piece: why for piece in pieces if (why := reasons[piece.task, piece.arm])}
+
+
+def _facts(study: Study, arm: Arm) -> dict[str, Any]:
+    """What a card says of the study that its run belongs to."""
+    about = {"kind": study.kind, "command": study.command, "split": study.split}
+    return {**about, "preset": arm.name if study.named else None}
 
 
 def cards_of(study: Study, bench: Bench) -> list[Card]:
@@ -269,8 +290,7 @@ def make_piece(
     of a GPU nothing works any more in the same process.
     """
     arm, task, start = study.arms[piece.arm], bench.tasks[piece.task], bench.start
-    facts: dict[str, Any] = {"kind": study.kind, "command": study.command, "split": study.split}
-    facts["preset"] = arm.name if study.named else None
+    facts = _facts(study, arm)
     if deaths >= 2:
         why = f"its process ended twice, the second time alone ({why})"
         return give_up(arm.recipe, start, task, piece.seed, study.out, why, **facts)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from smallbert.errors import UserError
 from smallbert.measuring.shelf import load_card
 from smallbert.methods import METHODS
 from smallbert.model.anatomy import FAMILIES, Anatomy
 from smallbert.presets import PRESETS
-from smallbert.recipe import Recipe
 from smallbert.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -44,6 +42,7 @@ def catalog() -> dict[str, list[dict[str, Any]]]:
 
 def inspect_folder(folder: Path | str) -> dict[str, Any]:
     """What a model folder holds, and what each preset would make of it."""
+    from smallbert.estimate import estimate, without_weights
     from smallbert.measuring import cost
     from smallbert.measuring.disk import measure_bytes
     from smallbert.model.encoder import HEAD
@@ -53,7 +52,7 @@ def inspect_folder(folder: Path | str) -> dict[str, Any]:
     encoder = load_folder(folder)
     config, steps = encoder.backbone.config, [entry["step"] for entry in encoder.history]
     head = encoder.head if HEAD in encoder.heads else None
-    own, empty = folder / "encoder.json", encoder.copy().to("meta")
+    own, empty = folder / "encoder.json", without_weights(encoder)
     return {
         "family": encoder.family,
         "layers": len(encoder.order),
@@ -69,42 +68,6 @@ def inspect_folder(folder: Path | str) -> dict[str, Any]:
         "recipe": " | ".join(steps) or None,
         "presets": [{"preset": preset.name, **estimate(empty, preset.recipe)} for preset in PRESETS.values()],
         "card": load_card(folder / "card.json") if (folder / "card.json").is_file() else None,
-    }
-
-
-def estimate(encoder: Encoder, recipe: Recipe | str) -> dict[str, Any]:
-    """What shape a recipe would give, without data or training: its `build` steps run on weights that are not there.
-
-    What running it would refuse for the model's sake, it refuses here too.
-
-    {"fits": True, "why": None, "layers": 3, "parameters": 17387522, "weight_bytes": 69550088}
-    """
-    from smallbert.measuring.cost import weights_of
-    from smallbert.training.masks import What, maskable, stack_up
-
-    empty: Any = (encoder if encoder.device.type == "meta" else encoder.copy().to("meta")).copy()
-    for _, module in empty.held("zeros"):
-        module.share_left = None
-    try:
-        for phase in Recipe(recipe).phases():
-            for method in phase:
-                if method.name != "head":  # a head depends on the task
-                    method.build(empty, method.plan(empty, None))
-                what: Any = getattr(method, "what", None)
-                if what in get_args(What):  # refused where there is nothing to prune
-                    pruned = maskable(empty, what)
-                    stack_up(empty, pruned)
-                    for name in pruned:  # for `sparse`, which finds no weights to look at here
-                        empty.get_submodule(name.removesuffix(".weight")).share_left = getattr(method, "keep", None)
-    except UserError as error:
-        return {"fits": False, "why": str(error), "layers": None, "parameters": None, "weight_bytes": None}
-    tensors = list(empty.state_dict().values())
-    return {
-        "fits": True,
-        "why": None,
-        "layers": len(empty.order),
-        "parameters": sum(tensor.numel() for tensor in weights_of(empty).values()),
-        "weight_bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
     }
 
 

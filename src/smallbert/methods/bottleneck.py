@@ -12,7 +12,7 @@ from smallbert.data import longest_input
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.encoder import HEAD, plain_config
-from smallbert.model.replace import bare, check_bare, draw_backbone, reduced_words, replace_backbone
+from smallbert.model.replace import bare, check_bare, check_words, draw_backbone, reduced_words, replace_backbone
 
 
 class Bottleneck(Method):
@@ -43,6 +43,8 @@ class Bottleneck(Method):
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """The config of the new model."""
         check_bare(encoder, self.name)
+        if self.words == "copy":
+            check_words(encoder, self.embed)
         old = encoder.backbone.config
         config = MobileBertConfig(
             vocab_size=old.vocab_size,

@@ -13,7 +13,7 @@ from smallbert.methods import Method
 from smallbert.model.anatomy import words
 from smallbert.model.bilstm import BilstmConfig
 from smallbert.model.encoder import HEAD, plain_config
-from smallbert.model.replace import bare, check_bare, draw_backbone, reduced_words, replace_backbone
+from smallbert.model.replace import bare, check_bare, check_words, draw_backbone, reduced_words, replace_backbone
 
 READS = {"tag": "token", "answer": "token"}
 
@@ -41,8 +41,10 @@ class Lstm(Method):
         pairs = task is not None and task.split("train").pairs is not None if self.pairs is None else self.pairs
         old, end = encoder.backbone.config, getattr(encoder.tokenizer, "sep_token_id", None)
         table: Any = words(encoder.backbone)
+        if self.words == "copy":
+            check_words(encoder, self.embed or table.embedding_dim)
         reads = READS.get(kind, "pair" if pairs else "text")
-        if reads == "pair" and end is None:
+        if reads == "pair" and end is None and encoder.device.type != "meta":  # an estimate may not know the tokenizer
             raise UserError(
                 "lstm: this tokenizer puts nothing between two texts; write pairs=False to read them as one"
             )

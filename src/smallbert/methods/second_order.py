@@ -203,7 +203,7 @@ def prune_by_curvature(phase: Any, names: list[str], inverses: Weights, keep: fl
     for name, stays in stacks.rows(costs).items():
         weight = phase.encoder.get_parameter(name)
         gone = in_blocks(masks[name] > stays, method.block)
-        values = in_blocks(weight * masks[name], method.block)
+        values = in_blocks(weight, method.block)
         parts = zip(inverses[name].split(CHUNK), values.split(CHUNK), gone.split(CHUNK), strict=True)
         moves = torch.cat([correction(*part, method.update) for part in parts]).flatten()
         weight.add_(moves[: weight.numel()].view_as(weight)).mul_(stays)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from smallbert.corpus import fingerprint_of_text, lines_of
+from smallbert.corpus import fingerprint_of_text, lines_of, text_files
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.anatomy import anatomy, replace_module, words
@@ -59,9 +59,11 @@ class SmallVocabulary(Method):
         return {"size": len(pieces), "pieces": list(pieces), "numbers": numbers}
 
     def learn(self, encoder: Any, task: Any) -> list[str]:
-        """The pieces of a new vocabulary; none where there is no text to learn from."""
+        """The pieces of a new vocabulary; none where there is no text to learn from, and none for an estimate."""
         _check(encoder, self.name)
-        if self.text is None and task is None:
+        if self.text is not None:
+            text_files(self.text, self.name)  # which says what is wrong
+        if (self.text is None and task is None) or encoder.device.type == "meta":
             return []
         return train_pieces(lambda: lines_of(self.text, task, self.name), self.size, encoder.tokenizer)
 

@@ -24,26 +24,26 @@ class Sparse(Method):
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """Every matrix of the layers that is smaller without its zeros, and how much room it needs."""
-        found, every, bytes_each = [], 0, getattr(torch, self.values).itemsize
+        found, every, bytes_each, unknown = [], 0, getattr(torch, self.values).itemsize, False
         for name, module in linears(encoder.backbone):
             if type(module) is not nn.Linear:
                 continue
-            every += 1
+            every, unknown = every + 1, unknown or _is_unknown(module)
             count, (width, size) = _room(module)
             if size + count * bytes_each < module.weight.numel() * bytes_each:
                 found.append({"name": f"backbone.{name}", "count": count, "width": width, "bytes": size})
-        if not found and (stored := len(sparse_linears(encoder))):
+        if found or unknown:
+            return {"matrices": found}
+        if stored := len(sparse_linears(encoder)):
             raise UserError(
                 f"sparse: {stored} matrices of this {encoder.family} model are stored without their zeros already, and "
                 "no other one would be smaller so; leave this sparse out"
             )
-        if not found and not any(_is_unknown(module) for _, module in linears(encoder.backbone)):
-            raise UserError(
-                f"sparse: none of the {every} real-valued matrices in the layers of this {encoder.family} model has so "
-                "many zeros that it is smaller without them; prune first, as in magnitude(0.1) + train | sparse, and "
-                "quantize afterwards"
-            )
-        return {"matrices": found}
+        raise UserError(
+            f"sparse: none of the {every} real-valued matrices in the layers of this {encoder.family} model has so "
+            "many zeros that it is smaller without them; prune first, as in magnitude(0.1) + train | sparse, and "
+            "quantize afterwards"
+        )
 
     def build(self, encoder: Any, plan: dict[str, Any]) -> None:
         """Put empty layers with room for so many numbers in their places."""
@@ -62,9 +62,9 @@ def _room(module: nn.Linear) -> tuple[int, tuple[int, int]]:
     """How many numbers are left of a matrix, and the best width of their gaps: an estimate where it has none."""
     if not module.weight.is_meta:
         return int(module.weight.count_nonzero()), best_width(module.weight.detach())
-    return expected_room(module.weight.shape, 1.0 if _is_unknown(module) else getattr(module, "share_left", 1.0))
+    return expected_room(module.weight.shape, getattr(module, "share_left", None) or 1.0)
 
 
-def _is_unknown(module: nn.Module) -> bool:
-    """Whether an estimate, which has no weights, cannot know how many of them would be zeros."""
-    return getattr(module, "share_left", 1.0) is None
+def _is_unknown(module: nn.Linear) -> bool:
+    """Whether an estimate, which has no weights, cannot be sure that none of them would be zeros."""
+    return module.weight.is_meta and getattr(module, "share_left", None) != 1.0

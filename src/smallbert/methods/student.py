@@ -17,7 +17,7 @@ from smallbert.model.replace import (
     replace_backbone,
     resized,
 )
-from smallbert.model.slicing import slice_backbone
+from smallbert.model.slicing import check_plain, slice_backbone
 from smallbert.model.surgery import keep_layers
 from smallbert.training.importance import weigh_by_loss
 
@@ -83,6 +83,8 @@ class Student(Method):
         if sizes == old and self.start != "random":  # asked for what is there
             return plan
         self._check_sizes(encoder, old, sizes)
+        if self.start == "slice":
+            check_plain(encoder, plan["layers"])
         return {**plan, "sizes": sizes, **({"from_pooler": False} if self.start == "random" else {})}
 
     def build(self, encoder: Any, plan: dict[str, Any]) -> None:

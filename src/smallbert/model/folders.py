@@ -16,15 +16,17 @@ import transformers
 from safetensors import SafetensorError
 from torch import Tensor
 
-from smallbert.errors import UserError
+from smallbert.errors import RunError, UserError
 from smallbert.files import write_folder, write_json
 from smallbert.model.anatomy import anatomy
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder, skeleton
 from smallbert.model.modelfiles import load_tokenizer, quiet, read_json, read_tensors, save_tokenizer, write_tensors
 from smallbert.model.words import find_word_head
+from smallbert.model.zeros import sparse_linears
 
 FORMAT = 1
+AGAIN = "save or download the model again"
 AUTO = {
     "classify": "AutoModelForSequenceClassification",
     "regress": "AutoModelForSequenceClassification",
@@ -60,18 +62,7 @@ def load_folder(path: Path | str) -> Encoder:
 
 def _load_ours(path: Path) -> Encoder:
     saved = read_json(path / "encoder.json")
-    if saved.get("format", 0) > FORMAT:
-        raise UserError(
-            f"{path} was written by a newer smallbert (format {saved['format']}); upgrade smallbert to load it"
-        )
-    if lost := [name for name in ("config", "history", "layout", "source") if name not in saved]:
-        raise UserError(f"{path / 'encoder.json'} does not say its {lost[0]}; save or download the model again")
-    encoder = skeleton(saved["config"], load_tokenizer(path))
-    encoder.source = saved["source"]
-    try:
-        encoder.replay(saved["history"])
-    except UserError as error:
-        raise UserError(f"what was done to {path} cannot be done again: {str(error).splitlines()[0]}") from None
+    encoder = _rebuild(path, saved)
     tensors = read_tensors(path / "model.safetensors")
     if saved["layout"] == "huggingface":
         back = {theirs: ours for ours, theirs in (_their_names(encoder) or {}).items()}
@@ -86,7 +77,33 @@ def _load_ours(path: Path) -> Encoder:
         raise UserError(
             f"the weights in {path} do not fit its history: {str(error).splitlines()[-1].strip()}"
         ) from None
+    for name, sparse in sparse_linears(encoder).items():
+        if fault := sparse.fault():
+            raise UserError(f"the weights in {path} do not fit its history: of {name}, {fault}; {AGAIN}")
     return encoder.eval()
+
+
+def _rebuild(path: Path, saved: dict[str, Any]) -> Encoder:
+    """The encoder that a folder's encoder.json tells of, with weights not yet set, or one sentence on what is wrong."""
+    file, form = path / "encoder.json", saved.get("format", 0)
+    if type(form) is not int:
+        raise UserError(f"{file} does not say its format as a whole number; {AGAIN}")
+    if form > FORMAT:
+        raise UserError(f"{path} was written by a newer smallbert (format {form}); upgrade smallbert to load it")
+    if lost := [name for name in ("config", "history", "layout", "source") if name not in saved]:
+        raise UserError(f"{file} does not say its {lost[0]}; {AGAIN}")
+    try:
+        encoder = skeleton(saved["config"], load_tokenizer(path))
+        encoder.source = saved["source"]
+        encoder.replay(saved["history"])
+    except UserError as error:
+        raise UserError(f"what was done to {path} cannot be done again: {str(error).splitlines()[0]}") from None
+    except (MemoryError, OSError, RunError):
+        raise
+    except Exception as error:  # a damaged file can ask for anything; what it led to stays behind the sentence
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UserError(f"{file} tells of a model that cannot be built ({why}); {AGAIN}") from error
+    return encoder
 
 
 def _load_hugging_face(path: Path) -> Encoder:

@@ -133,14 +133,19 @@ def _trim_heads(encoder: Encoder, heads: int, size: int) -> None:
         backbone.encoder.relative_attention_bias = nn.Embedding(old.num_embeddings, heads)
 
 
-def reduced_words(encoder: Encoder, size: int) -> Tensor:
-    """The word embeddings in `size` numbers each: as they are, or their main directions (PCA without centring)."""
+def check_words(encoder: Encoder, size: int) -> None:
+    """Refuse word embeddings that cannot be had in `size` numbers each."""
     table: Any = getattr(words(encoder.backbone), "weight", None)
     if not isinstance(table, nn.Parameter):
         raise UserError("the word embeddings are stored in few bits already; put what rounds them behind the student")
-    table = table.detach().float()
     if size > table.shape[1]:
         raise UserError(f"the teacher's words have {table.shape[1]} numbers each, which cannot become {size}")
+
+
+def reduced_words(encoder: Encoder, size: int) -> Tensor:
+    """The word embeddings in `size` numbers each: as they are, or their main directions (PCA without centring)."""
+    table: Any = words(encoder.backbone).weight
+    table = table.detach().float()
     if size == table.shape[1]:
         return table.clone()
     vectors = torch.linalg.eigh((table.T @ table).double().cpu())[1].flip(1)[:, :size]

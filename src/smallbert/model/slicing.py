@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from smallbert.errors import UserError
-from smallbert.model.anatomy import anatomy, layers, part
+from smallbert.model.anatomy import ROLES, anatomy, layers, part
 from smallbert.model.encoder import Encoder
 from smallbert.model.replace import head_shape
 
@@ -41,8 +41,7 @@ def slice_backbone(
 ) -> None:
     """Copy into a smaller encoder (backbone, pooler, heads) what matters most of the layers run at the kept places."""
     row = anatomy(old.backbone)
-    stack = layers(old.backbone)
-    numbers = list(range(len(stack))) if row.shared else [old.order[place] for place in kept]
+    numbers = _numbers(old, kept)
     count, _ = head_shape(old)
     inner = getattr(new.backbone.config, row.inner)
     chosen = choose(old, numbers, count, heads, size, inner, importance)
@@ -71,6 +70,19 @@ def slice_backbone(
         pairs += [(new.pooler, old.pooler)] if new.pooler is not None and old.pooler is not None else []
         for mine, other in pairs:
             _slice_like(mine, other, width, old.width)
+
+
+def check_plain(old: Encoder, kept: list[int]) -> None:
+    """Refuse to cut out of layers whose matrices are stored in another form."""
+    for number in _numbers(old, kept):
+        for role in ROLES:
+            _weight(old.backbone, layers(old.backbone)[number], role)
+
+
+def _numbers(old: Encoder, kept: list[int]) -> list[int]:
+    """The layers that are run at the kept places; where all share one, that."""
+    shared = anatomy(old.backbone).shared
+    return list(range(len(layers(old.backbone)))) if shared else [old.order[place] for place in kept]
 
 
 def choose(

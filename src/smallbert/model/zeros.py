@@ -106,6 +106,17 @@ class SparseLinear(nn.Module):
         self.gaps.copy_(gaps)
         self.values.copy_(values)
 
+    def fault(self) -> str:
+        """What is wrong with gaps that were read from a file: used as they are, they would lead anywhere in memory."""
+        if self.width not in WIDTHS:
+            return f"there are no gaps of {self.width} bits, only of {', '.join(map(str, WIDTHS))}"
+        places, room = unpack(self.gaps, self.width), self.in_features * self.out_features
+        if len(places) != len(self.values):
+            return f"its gaps lead to {len(places)} places, but it has {len(self.values)} numbers"
+        if len(places) and not 0 <= int(places[0]) <= int(places[-1]) < room:
+            return f"its gaps lead to place {int(places[-1])} of {room}"
+        return ""
+
     @property
     def weight(self) -> Tensor:
         """The matrix with its zeros, made anew."""

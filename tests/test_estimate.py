@@ -1,0 +1,183 @@
+"""What a recipe would make of a model, known before anything is trained: what does not fit, and nothing that does."""
+
+import shutil
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+import torch
+from toys import is_same_state, run, small, snapshot, toy_task
+
+from smallbert import make, study
+from smallbert.arms import read_arms
+from smallbert.compare import compare, read_entries
+from smallbert.errors import UserError
+from smallbert.estimate import estimate, without_weights
+from smallbert.measuring.card import MACHINERY_CHECK
+from smallbert.measuring.shelf import load_cards
+from smallbert.model.anatomy import linears
+from smallbert.model.encoder import fingerprint
+from smallbert.model.folders import save_folder
+from smallbert.recipe import Recipe
+from smallbert.run import refusal
+
+TASK = toy_task("pair", 16)
+SHORT = "train(epochs=1, batch=8, lr=0.001)"
+LATE = f"{SHORT} | drop_layers(9)"
+
+
+@lru_cache
+def made(recipe="head"):
+    """A small encoder that something was done to."""
+    return run(recipe, small(), TASK, judge=False).encoder
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """What was trained, by the names of its methods."""
+    from smallbert import run
+
+    seen, real = [], run.train
+    names = lambda phase: " + ".join(method.name for method in phase.methods)  # noqa: E731
+    monkeypatch.setattr(run, "train", lambda phase, *rest: seen.append(names(phase)) or real(phase, *rest))
+    return seen
+
+
+def zeros_of_another_tool():
+    """A model with zeros that its history knows nothing of."""
+    encoder = made().copy()
+    with torch.no_grad():
+        for _, module in linears(encoder.backbone):
+            module.weight[:, ::2] = 0
+    return encoder
+
+
+def uneven():
+    """A model with one matrix of small numbers."""
+    encoder = made().copy()
+    with torch.no_grad():
+        next(linears(encoder.backbone))[1].weight.mul_(1e-3)
+    return encoder
+
+
+@pytest.mark.parametrize(
+    ("start", "recipe", "phrase"),
+    [
+        ("head | prune(0.1) | sparse", f"{SHORT} | magnitude(0.1) + {SHORT} | sparse", "no weight to prune"),
+        ("head | quantize", f"{SHORT} | prune(0.1)", "prune before quantize"),
+        ("head", LATE, "the model has 2 layers"),
+        ("head | quantize", f"{SHORT} | student(2, width=8, start='slice')", "out of plain weights"),
+        ("head | quantize", f"{SHORT} | lstm(6, inner=5)", "in 8 bits already"),
+        ("head", f"{SHORT} | bottleneck(2, 24, 8, 4, embed=17)", "which cannot become 17"),
+        ("head", f"{SHORT} | sparse", "prune first"),
+        ("head", f"{SHORT} | mix_layers | {SHORT} | mix_layers", "there can be only one"),
+        ("head", f"{SHORT} | small_vocabulary(40, text='nowhere.txt')", "there is no text file nowhere.txt"),
+        ("head", f"{SHORT} | student(model='nowhere/at-all')", "nowhere/at-all"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_trained(start, recipe, phrase, trained):
+    encoder = made(start)
+    before = snapshot(encoder)
+    with pytest.raises(UserError, match=phrase):
+        run(recipe, encoder, TASK)
+    assert trained == [] and snapshot(encoder) == before
+
+
+@pytest.mark.parametrize(
+    ("start", "recipe"),
+    [
+        # What will be zero can only be guessed, or comes with what is cut or taken.
+        (zeros_of_another_tool, "train(freeze='backbone', epochs=1) | sparse"),
+        (made, f"magnitude(0.3) + {SHORT} | student(2, width=8, start='slice') | sparse"),
+        (made, f"{SHORT} | prune(0.2) | prune(0.99) | sparse"),
+        (uneven, f"{SHORT} | prune(0.985) | sparse"),  # of all together: one matrix loses more
+        # What the weights or the texts will say.
+        (made, f"mix_layers + {SHORT} | cut_to_mixture(0.5) | {SHORT}"),
+        (made, f"mix_layers + {SHORT} | cut_to_mixture(weigh='variation')"),
+        (made, f"{SHORT} | small_vocabulary(40) + {SHORT} | lstm(6, inner=5)"),
+        # Heads that the recipe or the task asks for.
+        (small, f"{SHORT} | pool_layers(tokens='first') + {SHORT}"),
+        (small, f"head('mean') | {SHORT} | magnitude(0.5, what='layers+pooler') + {SHORT}"),
+    ],
+)
+def test_what_runs_is_not_refused(start, recipe):
+    run(recipe, start(), TASK, judge=False)
+
+
+def test_a_matrix_that_was_pruned_while_another_is_stored_may_still_be_stored():
+    """The rest of the model may have been pruned by a method whose share nobody knows."""
+    half = made("head | prune(0.3)").copy()
+    with torch.no_grad():
+        half.backbone.encoder.layer[1].output.dense.weight.fill_(1.0)
+    stored = run("sparse", half, TASK, judge=False).encoder
+    assert refusal(Recipe(f"l0 + {SHORT} | sparse"), stored, TASK) is None
+    assert "leave this sparse out" in str(refusal(Recipe(f"{SHORT} | sparse"), stored, TASK))
+
+
+def test_a_model_without_weights_has_shapes_only():
+    encoder = made()
+    before = snapshot(encoder)
+    empty = without_weights(encoder)
+    assert {tensor.device.type for tensor in (*empty.parameters(), *empty.buffers())} == {"meta"}
+    assert empty.tokenizer is encoder.tokenizer and snapshot(encoder) == before
+    assert [(name, one.shape, one.dtype) for name, one in empty.state_dict().items()] == [
+        (name, one.shape, one.dtype) for name, one in encoder.state_dict().items()
+    ]
+
+
+def test_what_only_weights_can_tell_is_left_open():
+    asked = estimate(made("head | mix_layers"), "cut_to_mixture")
+    assert asked == {"fits": True, "why": None, "layers": None, "parameters": None, "weight_bytes": None}
+
+
+# Many runs.
+
+
+def test_a_comparison_says_at_once_what_does_not_fit(tmp_path, monkeypatch):
+    from smallbert import run
+
+    monkeypatch.setattr("smallbert.compare.FIRST_LOOK", 0.01)
+    real, cards = run.train, []
+    monkeypatch.setattr(
+        run, "train", lambda *some: cards.append(load_cards(tmp_path, (MACHINERY_CHECK,))) or real(*some)
+    )
+    start = make.Start(small(), "small bert", fingerprint(small()))
+    setting = {"kind": MACHINERY_CHECK, "seconds": 0.0, "seeds": (0, 1)}
+    found = compare(read_entries(None, f"{SHORT}; {LATE}"), start, TASK, tmp_path, **setting)
+    assert [(card["status"], card["why"]) for card in cards[0]] == [("failed", found[-1]["why"])] * 2
+    assert len(cards) == 2 and "the model has 2 layers" in found[-1]["why"]  # each seed trains what fits, and no more
+    assert [card["status"] for card in found] == ["ok", "failed"] * 2
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_study_says_at_once_what_does_not_fit(again, tmp_path, trained):
+    arms, _ = read_arms(f"{SHORT}; {LATE}", "fits; does not")
+    start = make.Start(made(), "small bert", fingerprint(made()))
+    asked = study.Study("", ("pair",), arms, (9, 25), tmp_path, kind=MACHINERY_CHECK, named=True)
+    bench, told = study.Bench(start, {"pair": TASK}), []
+    results = study.run_study(asked, bench, line=lambda text: told.append((text, len(trained))))
+    assert [result.status for result in results] == ["ok", "ok", "failed", "failed"]
+    assert trained == ["train"] * 2 and [count for _, count in told] == [0, 0, 1, 2]
+    assert told[1][0].startswith("2 of 4: pair, seed 25, does not: failed, drop_layers(keep=9): the model has 2 layers")
+    if again:
+        assert study.run_study(replace(asked, again=True), bench) == results
+        assert trained == ["train"] * 2
+
+
+def test_a_finished_phase_is_taken_over_though_it_could_not_be_made_any_more(tmp_path, trained):
+    """What it was made of may be gone; without it, the same recipe is refused before it trains."""
+    save_folder(made(), tmp_path / "other")
+    recipe = f"student(model={str(tmp_path / 'other')!r}) + {SHORT} | mix_layers + {SHORT} | quantize"
+    whole = run(recipe, small(), TASK, work=tmp_path / "work", judge=False).encoder
+    shutil.rmtree(tmp_path / "other")
+    again = run(recipe, small(), TASK, work=tmp_path / "work", judge=False).encoder
+    assert is_same_state(again, whole) and len(trained) == 2
+    shutil.rmtree(tmp_path / "work" / "phase-2")
+    assert is_same_state(run(recipe, small(), TASK, work=tmp_path / "work", judge=False).encoder, whole)
+    assert len(trained) == 3
+    longer = f"{recipe} | {SHORT} | drop_layers(9)"  # what is behind it is still looked at
+    with pytest.raises(UserError, match="the model has 2 layers"):
+        run(longer, small(), TASK, work=tmp_path / "work", judge=False)
+    with pytest.raises(UserError, match="other"):
+        run(recipe, small(), TASK, work=tmp_path / "elsewhere", judge=False)
+    assert len(trained) == 3
