@@ -67,11 +67,15 @@ def uneven():
         ("head | quantize", f"{SHORT} | prune(0.1)", "prune before quantize"),
         ("head", LATE, "the model has 2 layers"),
         ("head | quantize", f"{SHORT} | student(2, width=8, start='slice')", "out of plain weights"),
-        ("head | quantize", f"{SHORT} | lstm(6, inner=5)", "in 8 bits already"),
+        ("head | quantize", f"{SHORT} | lstm(6, inner=5)", "in few bits already"),
         ("head", f"{SHORT} | bottleneck(2, 24, 8, 4, embed=17)", "which cannot become 17"),
         ("head", f"{SHORT} | sparse", "prune first"),
         ("head", f"{SHORT} | mix_layers | {SHORT} | mix_layers", "there can be only one"),
-        ("head", f"{SHORT} | small_vocabulary(40, text='nowhere.txt')", "there is no text file nowhere.txt"),
+        (
+            "head",
+            f"{SHORT} | small_vocabulary(40, text='nowhere.txt')",
+            "there is no text at .nowhere.txt.",
+        ),
         ("head", f"{SHORT} | student(model='nowhere/at-all')", "nowhere/at-all"),
     ],
 )
