@@ -6,7 +6,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from toys import batch_of, is_same_state, phase_of, run, small, toy_task
+from toys import batch_of, is_same_state, pairs, phase_of, run, small, toy_task
 
 from smallbert.errors import UserError
 from smallbert.model.encoder import Encoder
@@ -71,15 +71,8 @@ def test_no_transform_hides_that(pair, transform):
     assert float(loss_of(align(transform=transform), pair[0]).detach()) == 0.0
 
 
-# Each term in every other family, and each family with every other term; the rest with -m slow.
-FAMILIES = [
-    pytest.param(family, what, marks=() if (row + column) % 2 == 0 else pytest.mark.slow)
-    for row, family in enumerate(SHAPES)
-    for column, what in enumerate(WHATS)
-]
-
-
-@pytest.mark.parametrize(("family", "what"), FAMILIES)
+# Each term in every third family, and each family with every third term; the rest with -m slow.
+@pytest.mark.parametrize(("family", "what"), pairs(SHAPES, WHATS, every=3))
 def test_in_every_family(family, what):
     encoder, other = with_head(family), with_head(family, 2)
     layouts = [{}, {"slots": 7}, *([LAYOUTS["packed"]] if encoder.packable else [])]

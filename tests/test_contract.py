@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import batch_of, is_same_state, run, scores_of, small, snapshot, state_of, stream_of, toy_task
+from toys import batch_of, is_same_state, pairs, run, scores_of, small, snapshot, state_of, stream_of, toy_task
 
 from smallbert.errors import UserError
 from smallbert.methods import METHODS
@@ -124,38 +124,14 @@ KIN = ["bert", "albert", "modernbert"]
 some_families = pytest.mark.parametrize("kin", KIN)
 
 
-def quick_if(quick: bool, *values):
-    """Parameters of a test that is among the quick ones, or else among the slow ones."""
-    return pytest.param(*values, marks=() if quick else pytest.mark.slow)
-
-
-# The quick part has every method in every second family but XLM-RoBERTa, which is RoBERTa by another name, and those
-# that leave behind what others leave too in every fourth; of the square of all methods each after itself, after every
-# fifth other one and before every fifth other one; of the chains each in one family.
-EVERY = [
-    quick_if(family != "xlm-roberta" and (row + column) % (4 if method in ALIKE else 2) == 0, method, family)
-    for row, method in enumerate(METHODS)
-    for column, family in enumerate(sorted(SHAPES))
-]
-every_method = pytest.mark.parametrize(("method", "family"), EVERY, scope="session")
+# The quick part has every method in every second family, and those that leave behind what others leave too in every
+# fourth; of the square of all methods each after itself, after every sixth other one and before every sixth other
+# one; of the chains each in one family. The rest runs with -m slow.
 FIRSTS = [name for name in METHODS if name not in ALIKE]
-SQUARE = [
-    quick_if(first == method or (row + column) % 5 == 0, first, method)
-    for row, method in enumerate(METHODS)
-    for column, first in enumerate(FIRSTS)
-]
-
-
-def each_in_one(rows):
-    """Each of some rows with every kind of family, with one of them among the quick ones."""
-    return [
-        quick_if((place + column) % len(KIN) == 0, row, kin)
-        for place, row in enumerate(rows)
-        for column, kin in enumerate(KIN)
-    ]
-
-
-CHAINED = each_in_one(CHAINS)
+EVERY = pairs(FIRSTS, SHAPES, every=2) + pairs(sorted(ALIKE), SHAPES, every=4)
+every_method = pytest.mark.parametrize(("method", "family"), EVERY, scope="session")
+SQUARE = pairs(FIRSTS, METHODS, every=6, also=lambda first, method: first == method)
+CHAINED = pairs(CHAINS, KIN, every=len(KIN))
 
 
 @every_method
@@ -220,7 +196,7 @@ def test_saved_and_loaded_is_equal_to_the_bit(method, family, tmp_path):
     check_equal(load_folder(tmp_path / "model"), result)
 
 
-@pytest.mark.parametrize(("method", "kin"), each_in_one(METHODS))
+@pytest.mark.parametrize(("method", "kin"), pairs(METHODS, KIN, every=len(KIN)))
 def test_saved_and_loaded_under_our_own_names(method, kin, tmp_path, monkeypatch):
     result = result_or_refusal(recipe_of(method), kin)
     monkeypatch.setattr(folders, "_write_hugging_face", lambda encoder, folder: False)

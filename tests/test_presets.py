@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import run, scores_of, small, toy_task
+from toys import pairs, run, scores_of, small, toy_task
 
 from smallbert.errors import UserError
 from smallbert.model.encoder import HEAD
@@ -53,14 +53,7 @@ def test_the_presets_are_those_that_were_asked_for():
 
 
 # Every preset in one family is among the quick ones; the others run with -m slow.
-PAIRS = [
-    pytest.param(name, family, marks=() if (row + column) % len(SHAPES) == 0 else pytest.mark.slow)
-    for row, name in enumerate(NAMES)
-    for column, family in enumerate(SHAPES)
-]
-
-
-@pytest.mark.parametrize(("name", "family"), PAIRS)
+@pytest.mark.parametrize(("name", "family"), pairs(NAMES, SHAPES, every=len(SHAPES)))
 def test_a_preset_runs_from_end_to_end(name, family, tmp_path):
     narrow = {"embedding_size": 4} if family in ("electra", "albert") else {}  # narrower than any student
     encoder, task = small(family, layers=12, **narrow), toy_task("tag" if name == "minibert" else "pair", 16)

@@ -5,11 +5,12 @@ import json
 import pytest
 import torch
 from conftest import EACH
-from toys import batch_of, run, small, toy_task
+from toys import batch_of, pairs, run, small, toy_task
 
 from smallbert.errors import UserError
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.mixing import AXES
+from smallbert.tiny import SHAPES
 
 TASK = toy_task("classify", 24)
 SHORT = "train(epochs=2, batch=8, lr=0.003)"
@@ -25,8 +26,7 @@ def with_values(encoder):
     return encoder.eval()
 
 
-@every_family
-@pytest.mark.parametrize("norm", list(AXES))
+@pytest.mark.parametrize(("family", "norm"), pairs(SHAPES, AXES, every=2))
 def test_scores_of_a_streamed_mixture_are_those_of_a_stacked_one(family, norm):
     for kind, pool in (("classify", "first"), ("classify", "mean"), ("tag", "first"), ("answer", "first")):
         task = toy_task(kind, 24)

@@ -5,6 +5,7 @@ from functools import lru_cache
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
 
 from smallbert.data import Layout, make_batch, tokenise
@@ -146,3 +147,15 @@ def trajectory(recipe, encoder, task, **options):
             seen.append(float(info.removeprefix("loss ")))
 
     return seen, run(recipe, encoder, task, say=say, **options)
+
+
+def pairs(rows, columns, every: int, also=lambda row, column: False):
+    """All pairs, for pytest: on every so-manieth diagonal, and `also` some, they are quick, elsewhere slow.
+
+    Each row is then quick with every so-manieth column, and each column with every so-manieth row.
+    """
+    return [
+        pytest.param(row, column, marks=() if (x + y) % every == 0 or also(row, column) else pytest.mark.slow)
+        for x, row in enumerate(rows)
+        for y, column in enumerate(columns)
+    ]
