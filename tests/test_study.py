@@ -238,7 +238,7 @@ def test_runs_behind_one_beginning_go_to_many_workers(tmp_path, monkeypatch):
     beginnings = lambda: len(list(asked.out.glob("work/beginning-*")))  # noqa: E731
     results = study.run_study(asked, bench, 3, line=lambda text: lines.append(text) or kept.append(beginnings()))
     assert [result.status for result in results] == ["ok", "ok", "ok", "failed", "ok"]
-    assert len(lines) == 5 and kept[0] > 0 and kept[-1] == 0
+    assert len(lines) == 5 and max(kept) > 0 and kept[-1] == 0
     found = trainings(tmp_path)
     assert {name: len(where) for name, where in found.items()} == {"finetune": 1, CUT: 1, TAUGHT: 1}
     assert found[CUT] != found[TAUGHT] and {path.name for path in asked.out.iterdir()} == {"cards", "models"}
@@ -324,7 +324,7 @@ def test_kill_minus_nine_with_workers_and_go_on(tmp_path, capsys):
         found = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
         return [pid for pid in found if is_alive(pid) and b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
-    wait_until(lambda: len(list(out.glob("cards/*.json"))) >= 3 or parent.poll() is not None, 240)
+    wait_until(lambda: len(list(out.glob("cards/*.json"))) >= 5 or parent.poll() is not None, 240)
     assert parent.poll() is None
     workers = children()
     parent.send_signal(signal.SIGKILL)
@@ -332,7 +332,7 @@ def test_kill_minus_nine_with_workers_and_go_on(tmp_path, capsys):
     assert len(workers) == 2
     wait_until(lambda: not any(map(is_alive, workers)), 15)
     before = {path: path.read_bytes() for path in out.glob("cards/*.json")}
-    assert 3 <= len(before) < 9
+    assert 5 <= len(before) < 9  # three that failed at once, and two
     assert main([*words, "--report-only", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert sum(run["status"] == "not run" for run in found["runs"]) == 9 - len(before)
