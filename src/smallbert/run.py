@@ -13,10 +13,10 @@ from smallbert.answering import is_made_for
 from smallbert.data import STUDENT, Stream, longest_input, tokenise, tokenizer_key, usable_length
 from smallbert.errors import UserError
 from smallbert.estimate import foresee
+from smallbert.finished import find_finished, keep_finished, read_record
 from smallbert.measuring.collapse import find_collapse
 from smallbert.methods import METHODS, Method
 from smallbert.model.encoder import Encoder, fingerprint
-from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.surgery import lost_heads
 from smallbert.model.zeros import sparse_linears
 from smallbert.processes import processes
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 Say = Callable[[str, int, int, str], None]
 LATEST = "latest"
-PHASE = "phase.json"  # in the folder of a finished phase
-REMEMBERED = 4  # beginnings that runs of one process hold in memory
 
 
 @dataclass
@@ -155,8 +153,8 @@ def _look_ahead(
     trains = [any(method.trains for method in phase) for phase in phases]
     for number in reversed(range(len(phases))):
         kept, key = places[number], f"{setting.key}: {texts[number]}"
-        if trains[number] and kept is not None and (key in (setting.memory or {}) or _record(kept, key)):
-            if any(trains[number + 1 : -1]) and (done := _finished(kept, key, setting.memory)) is not None:
+        if trains[number] and kept is not None and (key in (setting.memory or {}) or read_record(kept, key)):
+            if any(trains[number + 1 : -1]) and (done := find_finished(kept, key, setting.memory)) is not None:
                 foresee(done["encoder"], phases[number + 1 :], setting.task)
             return
     if any(trains[:-1]):
@@ -208,7 +206,7 @@ def _run_phase(
 ) -> Outcome:
     encoder, trains = before.encoder, any(method.trains for method in methods)
     key, begun = f"{setting.key}: {so_far}", time.monotonic()
-    if trains and kept is not None and (done := _finished(kept, key, setting.memory)) is not None:
+    if trains and kept is not None and (done := find_finished(kept, key, setting.memory)) is not None:
         outcome = Outcome(done["encoder"].to(encoder.device), *done["counts"])
         outcome.notes, outcome.seconds = [*before.notes, *done["notes"]], done["seconds"]
         outcome.traces = done.get("traces", {})
@@ -255,7 +253,7 @@ def _run_phase(
         if _is_of_task(methods):
             marks[LATEST] = encoder.copy()
         if kept is not None:
-            _keep(kept, key, outcome, len(before.notes))
+            keep_finished(kept, key, outcome, outcome.notes[len(before.notes) :])
     return outcome
 
 
@@ -296,47 +294,3 @@ def _prepare(phase: Phase, setting: Setting) -> None:
     for method in phase.methods:
         method.attach(phase)
     phase.add_term_weights()
-
-
-def _finished(kept: Path, key: str, memory: dict[str, dict[str, Any]] | None = None) -> dict[str, Any] | None:
-    """A phase of the same work that was finished before, if there is one."""
-    found = (memory or {}).get(key)
-    if found is None and (saved := _record(kept, key)) is not None:
-        try:
-            found = {**saved, "encoder": load_folder(kept)}
-        except (OSError, ValueError, UserError):  # not whole: it is done again
-            return None
-    if found is None or memory is None:
-        return found
-    if key not in memory and len(memory) >= REMEMBERED:
-        del memory[next(iter(memory))]
-    memory[key] = found
-    return {**found, "encoder": found["encoder"].copy(), "remembered": found["encoder"]}
-
-
-def _record(kept: Path, key: str) -> dict[str, Any] | None:
-    """What was written down of a finished phase of the same work, if there is one."""
-    import json
-
-    try:
-        saved = json.loads((kept / PHASE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return saved if saved["key"] == key else None
-
-
-def _keep(kept: Path, key: str, outcome: Outcome, known: int) -> None:
-    """Save a finished phase, whole at once since others may look for it, then drop what led to it."""
-    import shutil
-
-    from smallbert.files import write_folder, write_json
-
-    if not processes().is_main_process:
-        return
-    counts = [outcome.steps, outcome.epochs, outcome.packed]
-    about = {"key": key, "counts": counts, "notes": outcome.notes[known:], "seconds": outcome.seconds}
-    with write_folder(kept) as aside:
-        save_folder(outcome.encoder, aside)
-        write_json(aside / PHASE, {**about, "traces": outcome.traces})
-    for needed in (".checkpoint", ".states"):
-        shutil.rmtree(kept.with_suffix(needed), ignore_errors=True)

@@ -84,7 +84,7 @@ class SecondOrder(Gradual):
             )
         phase.notes.append(
             f"second_order: the inverse Fisher takes {4 * fisher_numbers(sizes, self.block) / 2**20:,.1f} MB at each "
-            f"of {self.events} events ({self.gradients} gradients, blocks of {self.block})"
+            f"of up to {self.events} events ({self.gradients} gradients, blocks of {self.block})"
         )
 
     def _memory(self, sizes: list[int], block: int) -> int:
