@@ -5,11 +5,14 @@ import json
 import pytest
 from toys import run, small, toy_task
 
+from smallbert import export
+from smallbert.bench import variants
 from smallbert.bench.run import bench, choose
 from smallbert.bench.variants import read_variant, score_variant
 from smallbert.cli import main
 from smallbert.errors import UserError
 from smallbert.measuring.evaluate import evaluate
+from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import load_folder, save_folder
 
 TASK = toy_task()
@@ -70,6 +73,21 @@ def test_the_choice():
     assert choose(record, 20)["name"] == "quickest"
     assert choose(record, 0.0)["name"] == "base" and "base stays" in choose(record, 0.0)["sentence"]
     assert choose(record, None) is None
+
+
+def test_exports_are_taken_over_of_the_same_model_only(folders, tmp_path, monkeypatch):
+    made = []
+
+    def write(model, out, say):
+        made.append(model.name)
+        out.mkdir(parents=True)
+        (out / "export.json").write_text(json.dumps({"model": fingerprint(load_folder(model))}))
+
+    monkeypatch.setattr(export, "export_onnx", write)
+    monkeypatch.setattr(variants, "read_variant", lambda path, name: name)
+    for name in ("deep", "deep", "flat", "flat", "deep"):
+        assert variants.make_variants(folders / name, ["onnx"], tmp_path) == ["onnx"]
+    assert made == ["deep", "flat", "deep"]
 
 
 def test_the_verb(folders, tmp_path, capsys):

@@ -18,9 +18,9 @@ from smallbert.errors import RunError, UserError
 from smallbert.export import _write_onnx, export_int8, export_onnx
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.quantised import stored_parts
-from smallbert.onnxfile.check import compare, open_session, varied_batches
+from smallbert.onnxfile.check import compare, must_agree, open_session, varied_batches
 from smallbert.onnxfile.narrow import narrow
-from smallbert.onnxfile.trace import named_inputs, trace
+from smallbert.onnxfile.trace import Plain, named_inputs, trace
 
 TASK = toy_task()
 slow = pytest.mark.slow  # a trace takes seconds: one of each kind is enough for every day
@@ -156,6 +156,38 @@ def test_int8_that_says_something_else_is_not_kept(folder, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_what_a_check_refuses():
+    encoder = run("head", small(layers=1), TASK).encoder
+    batches = varied_batches(encoder)[:3]
+
+    def answers(change):
+        plain = Plain(encoder.eval())
+
+        def answer(inputs):
+            with torch.no_grad():
+                return change(plain(**{name: torch.from_numpy(one) for name, one in inputs.items()})).numpy()
+
+        return compare(encoder, answer, batches)
+
+    must_agree(answers(lambda scores: scores + 1e-5), True, None)
+    with pytest.raises(RunError, match="the ONNX file gives scores that are no numbers"):
+        answers(lambda scores: scores * float("nan"))
+    flipped = answers(lambda scores: scores.flip(-1))
+    assert flipped["sway"] < 0.5 and flipped["same"] == 0
+    with pytest.raises(RunError, match="only 0% are the encoder's"):
+        must_agree(flipped, False, None)
+    with torch.no_grad():
+        encoder.head.out.bias.fill_(float("nan"))
+    with pytest.raises(RunError, match="the model gives scores that are no numbers"):
+        answers(lambda scores: scores)
+
+
+def test_what_was_rounded_by_fixed_ranges_is_the_same_there(tmp_path):
+    recipe = "head | quantize(8, activations='static', symmetric=False)"
+    save_folder(run(recipe, small(layers=1), TASK).encoder, tmp_path / "model")
+    assert export_onnx(tmp_path / "model", tmp_path / "out")["difference"] < 1e-4
+
+
 def test_a_folder_that_holds_something_is_left_alone(folder, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
@@ -173,8 +205,6 @@ def test_the_snippet_runs_without_torch(folder, tmp_path):
     )
     encoder = load_folder(folder)
     encoded = encoder.tokenizer(["a lovely film", "a dull one, but short"], padding=True, return_tensors="pt")
-    from smallbert.onnxfile.trace import Plain
-
     with torch.no_grad():
         rows = Plain(encoder)(encoded["input_ids"], encoded["attention_mask"]).argmax(-1)
     assert ran.stdout.strip() == str([encoder.head.labels[row] for row in rows]), ran.stderr

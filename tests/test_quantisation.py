@@ -488,3 +488,12 @@ def test_refusals(encoder, recipe, match):
 def test_looking_at_texts_needs_a_task(recipe):
     with pytest.raises(UserError, match="no task to take them from"):
         run(recipe, small())
+
+
+@pytest.mark.parametrize("recipe", ["quantize(8, activations=True)", "quantize(4)", "codebook(3)", "binary"])
+def test_an_lstm_keeps_its_own_matrices(recipe):
+    student = run("lstm(32, inner=16)", run("head", small(), TASK).encoder, TASK).encoder
+    stored = run(recipe, student, TASK).encoder
+    names = list(stored_parts(stored))
+    assert any("word_embeddings" in name for name in names) and not any("read" in n or "recall" in n for n in names)
+    assert torch.isfinite(scores_of(stored, TASK)).all()

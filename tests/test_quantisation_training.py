@@ -95,8 +95,8 @@ def test_what_the_model_saw_is_what_is_stored_to_the_bit(encoder, recipe, tmp_pa
         method.settle(phase)
     phase.fold()
     with torch.no_grad():
-        if recipe == "quantize_aware(8, activations=True)":  # the kernels take the same steps in another order
-            torch.testing.assert_close(phase.encoder(batches[STUDENT]), seen, atol=0.02, rtol=0)
+        if recipe == "quantize_aware(8, activations=True)":  # the kernels add in another order, on the same grid
+            torch.testing.assert_close(phase.encoder(batches[STUDENT]), seen, atol=1e-3, rtol=0)
         else:
             assert torch.equal(phase.encoder(batches[STUDENT]), seen)
     assert not any(module._forward_pre_hooks for module in phase.encoder.modules())

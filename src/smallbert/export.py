@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from smallbert.data import longest_input
 from smallbert.errors import UserError
 from smallbert.files import write_folder, write_json, write_text
-from smallbert.model.encoder import HEAD, Encoder
+from smallbert.model.encoder import HEAD, Encoder, fingerprint
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.quantised import StoredLinear, stored_parts, with_real_weights
 from smallbert.model.zeros import sparse_linears, with_plain_linears
@@ -107,12 +107,13 @@ def _export(
     from smallbert.onnxfile.trace import input_names
 
     say = say or (lambda *_: None)
-    rounds = any(getattr(part, "activations", False) for part in stored_parts(small).values())
+    ways = {getattr(part, "activations", False) for part in stored_parts(small).values()}
+    rounds, exact = bool(ways - {False}), ways <= {False} or (small is encoder and True not in ways)
     with write_folder(_free(out)) as aside, saying(say):
         say("tracing")
         notes = _write_onnx(small, aside / "model.onnx")
         say("checking")
-        found = _check(encoder, aside / "model.onnx", task, not rounds, limit, say)
+        found = _check(encoder, aside / "model.onnx", task, exact, limit, say)
         if encoder.tokenizer is not None:
             encoder.tokenizer.save_pretrained(aside)
         head = encoder.head if HEAD in encoder.heads else None
@@ -123,6 +124,7 @@ def _export(
             "pad": encoder.backbone.config.pad_token_id or 0,
             "labels": head.labels if head else [],
             "kind": head and head.kind,
+            "model": fingerprint(encoder),
             "precision": "int8" if rounds else "float32",
             "bytes": sum(file.stat().st_size for file in aside.glob("model.onnx*")),
             **found,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from smallbert.measuring.cost import measure_bytes
 from smallbert.measuring.evaluate import predict
 from smallbert.measuring.metrics import score
 from smallbert.model.batch import Batch
-from smallbert.model.encoder import Encoder
+from smallbert.model.encoder import Encoder, fingerprint
 from smallbert.model.folders import load_folder
 from smallbert.model.modelfiles import load_tokenizer
 from smallbert.onnxfile.check import open_session
@@ -84,15 +85,20 @@ def _read_onnx(folder: Path, name: str) -> Variant:
 
 
 def make_variants(folder: Path | str, names: list[str], into: Path, say: Any = None) -> list[Variant]:
-    """Exports of a model, made now."""
+    """Exports of a model, made now, or earlier of the very same model."""
     from smallbert.export import export_int8, export_onnx
 
     makers = {"onnx": export_onnx, "onnx-int8": export_int8}
     if unknown := [name for name in names if name not in makers]:
         raise UserError(f"--variants was given {unknown[0]!r}; write one or more of: {', '.join(makers)}")
+    model = find_model(str(folder))
+    mark = fingerprint(load_folder(model))
     for name in names:
-        if not (into / name / "export.json").is_file():
-            makers[name](find_model(str(folder)), into / name, say=say)
+        about = into / name / "export.json"
+        if about.is_file() and json.loads(about.read_text(encoding="utf-8")).get("model") != mark:
+            shutil.rmtree(into / name)  # of another model, or of this one before it was trained on
+        if not about.is_file():
+            makers[name](model, into / name, say=say)
     return [read_variant(into / name, name) for name in names]
 
 

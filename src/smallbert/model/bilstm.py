@@ -37,6 +37,8 @@ class BilstmConfig(PreTrainedConfig):
 class Lstm(nn.Module):
     """One direction of one layer, its weights looked up at every call, since training may show others."""
 
+    takes_weights = True  # it multiplies by its matrices itself, so that they stay plain ones
+
     def __init__(self, inputs: int, size: int):
         """Four gates below each other: in, forget, cell, out."""
         super().__init__()

@@ -248,21 +248,29 @@ def _bytes(shape: tuple[int, int], bits: int) -> int:
 
 
 def _round_call(inputs: Tensor) -> Tensor:
-    """What rounding the inputs of one call to 7 bits does to them; the gradient passes straight through."""
+    """What rounding the inputs of one call to 7 bits, zero among them, does to them, as the kernels do it.
+
+    The gradient passes straight through.
+    """
     with torch.no_grad():
         low, high = inputs.amin().clamp(max=0), inputs.amax().clamp(min=0)
         step = ((high - low) / SEVEN_BITS).clamp(min=1e-12)
-        made = ((inputs - low) / step).round() * step + low
+        zero = (-low / step).round()
+        made = (((inputs / step).round() + zero).clamp(0, SEVEN_BITS) - zero) * step
     return straight(inputs, made)
 
 
 def roundable(encoder: Encoder) -> list[str]:
-    """Every linear layer and embedding table but the last layer of a head and small position biases."""
+    """Every linear layer and embedding table but the last layer of a head, an LSTM's own, and small position biases."""
+    taken = tuple(f"{name}." for name, module in encoder.named_modules() if getattr(module, "takes_weights", False))
     found = [
         (name, module)
         for name, module in encoder.named_modules()
-        if (type(module) is nn.Linear and not name.endswith(".out"))
-        or (type(module) is nn.Embedding and ".embeddings." in f".{name}.")
+        if not name.startswith(taken)
+        and (
+            (type(module) is nn.Linear and not name.endswith(".out"))
+            or (type(module) is nn.Embedding and ".embeddings." in f".{name}.")
+        )
     ]
     return [name for name, module in found if module.weight.numel() >= 256]
 

@@ -33,7 +33,7 @@ PIECES = (
 )
 TEXTS = 64
 FAR = 1e-3  # two scores farther apart than this are not the same
-SWAY = 0.5  # how far rounding to 8 bits may move a probability, if nothing else is asked for
+SWAY, SAME = 0.5, 0.8  # how far rounding to 8 bits may move a probability, and how many predictions stay
 
 
 def varied_batches(encoder: Encoder, task: Task | None = None, split: str = "dev") -> list[Batch]:
@@ -99,8 +99,11 @@ def compare(encoder: Encoder, run: Run, batches: list[Batch], say: Any = None) -
                 f"the ONNX file gives scores of shape {tuple(given.shape)}, the encoder {tuple(wanted.shape)}"
             )
         real = inputs["attention_mask"] > 0
-        apart = (given - wanted).abs()
-        worst = max(worst, float((apart if wanted.dim() == 2 else apart[real]).max()))
+        seen = [scores if scores.dim() == 2 else scores[real] for scores in (wanted, given)]
+        for scores, whose in zip(seen, ("the model", "the ONNX file"), strict=True):
+            if not scores.isfinite().all():
+                raise RunError(f"{whose} gives scores that are no numbers (NaN or infinite), so no file was kept")
+        worst = max(worst, float((seen[0] - seen[1]).abs().max()))
         ours += _opinions(wanted, real, kind)
         theirs += _opinions(given, real, kind)
         checked += len(wanted)
@@ -132,14 +135,19 @@ def _least_cosine(one: Tensor, other: Tensor) -> float:
     return float(torch.cosine_similarity(one, other, dim=-1).min())
 
 
-def must_agree(found: dict[str, Any], exact: bool, limit: float | None) -> None:
+def must_agree(found: dict[str, Any], exact: bool, asked: float | None) -> None:
     """Refuse a file that says something else than the encoder."""
-    far, limit = (found["difference"], limit or FAR) if exact else (found["sway"], limit or SWAY)
+    far, limit = (found["difference"], asked or FAR) if exact else (found["sway"], asked or SWAY)
     if not far <= limit:
         what = "scores" if exact else "probabilities (or vectors)" if found["same"] is None else "probabilities"
         raise RunError(
             f"the ONNX file gives other {what} than the encoder (by {far:.2g}, where {limit:g} is allowed), so it was "
             "not kept; --max-difference allows more"
+        )
+    if not exact and asked is None and found["same"] is not None and found["same"] < SAME:
+        raise RunError(
+            f"of the predictions of the ONNX file only {found['same']:.0%} are the encoder's, so it was not kept; try "
+            "--calibrate with the task, or --max-difference 0.5 to keep it all the same"
         )
 
 

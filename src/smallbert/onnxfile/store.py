@@ -116,8 +116,8 @@ class _Writer:
         if key not in self.made:
             place = f"{name}.range{len(self.made)}"
             grid = [
-                self.constant(part, "step", np.array(step, np.float32)),
-                self.constant(part, "zero", np.array(zero, np.uint8)),
+                self.constant(part, "input step", np.array(step, np.float32)),
+                self.constant(part, "input zero", np.array(zero, np.uint8)),
             ]
             codes = self.add("QuantizeLinear", [name, *grid], out=f"{place}.codes")
             self.made[key] = self.add("DequantizeLinear", [codes, *grid], out=place)
