@@ -497,3 +497,18 @@ def test_an_lstm_keeps_its_own_matrices(recipe):
     names = list(stored_parts(stored))
     assert any("word_embeddings" in name for name in names) and not any("read" in n or "recall" in n for n in names)
     assert torch.isfinite(scores_of(stored, TASK)).all()
+
+
+@pytest.mark.parametrize("recipe", ["quantize(1)", "mixed_bits(1.5, fewest=1)", "binary"])
+def test_one_bit_for_what_was_pruned_is_refused(recipe):
+    pruned = run("head | prune(0.5)", small(), TASK).encoder
+    with pytest.raises(UserError, match="a sign has no zero"):
+        run(recipe, pruned, TASK)
+
+
+@pytest.mark.parametrize("recipe", ["codebook(2)", "quantize(4, feedback=True)", "quantize(3, symmetric=False)"])
+def test_pruned_weights_stay_zeros(recipe):
+    pruned = run("head | prune(0.7, scope='local')", small(), TASK).encoder
+    stored = run(recipe, pruned, TASK).encoder
+    for name, module in pruned.held("zeros"):
+        assert (stored_parts(stored)[name].real()[module.weight == 0] == 0).all()

@@ -21,6 +21,7 @@ from smallbert.progress import tell
 
 Few = Literal[8, 6, 5, 4, 3, 2]
 MOST = 100  # rounds, of which about seven are needed
+PRUNED = 0.01  # the share of zeros from which on they must stay zeros
 
 
 class Codebook(Method):
@@ -56,6 +57,8 @@ class Codebook(Method):
             weight, module = before.get_submodule(name).weight.detach(), encoder.get_submodule(name)
             apart = find_outliers(weight, self.outliers)
             table = find_centroids(weight[~apart], module.bits)
+            if (weight == 0).float().mean() > PRUNED:
+                table[table.abs().argmin()] = 0.0
             places = apart.flatten().nonzero()[:, 0]
             module.write(nearest(weight, table), table, places, weight.flatten()[places])
             tell("codebook", number + 1, len(plan["outliers"]))

@@ -54,6 +54,7 @@ class Quantize(Method):
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """What is stored small, and which layers can be smoothed."""
         plan: dict[str, Any] = {"modules": some_roundable(encoder, self.name)}
+        check_signs(self.name, self.bits, bool(encoder.held("zeros")))
         if self.smooth:
             plan["smoothed"] = [pair for pair in smoothable(encoder) if pair["layer"] in plan["modules"]]
         return plan
@@ -105,6 +106,12 @@ def check_grid(method: Any) -> None:
     few = 1 in (method.bits, method.embeddings)
     if few and not method.symmetric:
         raise UserError(f"{method.name}: one bit is a sign, so that it is symmetric; leave symmetric=False out")
+
+
+def check_signs(name: str, bits: int, is_pruned: bool) -> None:
+    """Refuse one bit for what was pruned."""
+    if bits == 1 and is_pruned:
+        raise UserError(f"{name}: a sign has no zero, so that pruned weights would come back; use ternary")
 
 
 def some_roundable(encoder: Any, method: str) -> list[str]:

@@ -13,11 +13,12 @@ from torch import nn
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.methods.quantize import Bits, Quantize, check_grid, set_ranges, some_roundable
+from smallbert.methods.quantize import Bits, Quantize, check_grid, check_signs, set_ranges, some_roundable
 from smallbert.model.quantised import Activations
 from smallbert.model.rounding import Scope, encode
 from smallbert.training.aware import Ranges, Rule, round_inputs_seen, round_weights_seen, to_best, to_nearest
 from smallbert.training.calibrate import draw_texts, input_bounds, whole_range
+from smallbert.training.masks import MASK_STAGE
 
 DECAY = 0.9999
 TEXTS = 128  # that ranges of inputs are found on where nothing is trained
@@ -51,6 +52,8 @@ class _Aware(Method):
         if [method for method in phase.methods if isinstance(method, _Aware)] != [self]:
             raise UserError(f"{self.name}: another method of this phase rounds the same weights; keep one of them")
         plan, store = self._plan_of(phase), self.storage()
+        prunes = any(method.stage == MASK_STAGE for method in phase.methods)
+        check_signs(self.name, getattr(self, "fewest", store.bits), prunes or bool(phase.encoder.held("zeros")))
         parts = {name: phase.encoder.get_submodule(name) for name in plan["modules"]}
         grids = {name: store.grid_of(part, plan.get("bits", {}).get(name)) for name, part in parts.items()}
         layers = [name for name, part in parts.items() if isinstance(part, nn.Linear)]

@@ -31,7 +31,8 @@ def round_with_feedback(weight: Tensor, products: Tensor, scales: Scales, grid: 
         errors = torch.zeros(len(real), stop - start, dtype=real.dtype, device=real.device)
         for place in range(start, stop):
             mine = None if centre is None else centre[:, place]
-            codes[:, place] = to_codes(moved[:, place], wide[:, place], mine, grid)
+            code = to_codes(moved[:, place], wide[:, place], mine, grid)
+            codes[:, place] = torch.where(real[:, place] == 0, plain[:, place], code)  # what is pruned stays so
             made = to_steps(codes[:, place], mine, grid, real.dtype) * wide[:, place]
             error = (moved[:, place] - made) / upper[place, place]
             moved[:, place + 1 : stop] -= error[:, None] * upper[place, None, place + 1 : stop]
