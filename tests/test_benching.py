@@ -90,6 +90,7 @@ def test_exports_are_taken_over_of_the_same_model_only(folders, tmp_path, monkey
     assert made == ["deep", "flat", "deep"]
 
 
+@pytest.mark.slow  # writes real graphs
 def test_the_verb(folders, tmp_path, capsys):
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")

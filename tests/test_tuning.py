@@ -260,7 +260,7 @@ def test_an_equal_recipe_is_not_trained_twice(tmp_path, monkeypatch):
 
 
 def test_what_trials_have_in_common_is_done_once(tmp_path, monkeypatch):
-    from smallbert import run
+    from smallbert import finished, run
     from smallbert.features import building
 
     space = "finetune(epochs=1, batch=8) | pool_layers + train(freeze='backbone', epochs={0.5, 1}, lr=log(1e-4, 1e-2))"
@@ -273,7 +273,7 @@ def test_what_trials_have_in_common_is_done_once(tmp_path, monkeypatch):
 
     spy(run, "train", trained)
     spy(run, "tokenise", tokenised)
-    spy(run, "load_folder", loaded)
+    spy(finished, "load_folder", loaded)
     spy(building, "compute_shard", shards)
     records = search.search(tuning, bench)
     assert [one.status for one in records] == ["ok"] * 4
