@@ -177,6 +177,7 @@ def test_finetune_compress_eval_report_export(call, model, data, tmp_path):
     assert code == 2 and "no shape that transformers knows" in error and not (tmp_path / "no").exists()
 
 
+@pytest.mark.slow  # test_export.py has graphs for every day
 def test_export_onnx(call, tmp_path):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")

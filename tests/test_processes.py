@@ -64,6 +64,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+@pytest.mark.slow  # starts processes, each of which takes seconds to import
 def test_two_processes_equal_one(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     launch = [

@@ -376,6 +376,7 @@ def command(out, *more):
     return [*words, *map(str, more)]
 
 
+@pytest.mark.slow  # the parts of it are tested one by one
 def test_the_command_searches_then_scores_and_goes_on(tmp_path, capsys):
     assert main(command(tmp_path / "out", "--trials", 3)) == 0
     shown = capsys.readouterr().out
