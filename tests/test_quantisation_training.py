@@ -161,7 +161,7 @@ def test_ternary_is_the_formula():
     assert errors[0] < 0.5 * errors[1]
 
 
-AWARE = ["quantize_aware(8)", "quantize_aware(2, activations=False)", "ternary", "binary"]
+LEARNED = ["quantize_aware(8)", "quantize_aware(2, activations=False)", "ternary", "binary"]
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def good():
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param(one, marks=() if one == "ternary" else pytest.mark.slow) for one in AWARE]
+    "method", [pytest.param(one, marks=() if one == "ternary" else pytest.mark.slow) for one in LEARNED]
 )
 def test_training_with_rounding_keeps_what_was_learned(good, method):
     task, encoder = good

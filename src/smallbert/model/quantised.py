@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from smallbert.model.anatomy import replace_module
+from smallbert.model.kept import Keeping
 from smallbert.model.packing import pack, packed_size, unpack
 from smallbert.model.rounding import Grid, round_inputs, spread, straight, to_steps
 
@@ -24,37 +24,14 @@ WHOLE_KERNELS = hasattr(torch.ops.quantized, "linear_dynamic") and hasattr(torch
 Activations = bool | Literal["static"]
 
 
-class Stored(nn.Module):
+class Stored(Keeping):
     """What every module has that stores a matrix small: the real matrix, made once and kept beside it."""
 
     shape: tuple[int, int]
 
-    def __init__(self) -> None:
-        """Nothing is kept yet."""
-        super().__init__()
-        self._kept: dict[str, tuple[Hashable, Any]] = {}
-
     def real(self) -> Tensor:
         """The whole matrix as real numbers."""
         raise NotImplementedError
-
-    @torch.compiler.disable  # it looks at versions, which nothing can be compiled of
-    def _keep(self, kind: str, dtype: torch.dtype, make: Callable[[], Any]) -> Any:
-        """Made once, and again only when what is stored has changed or moved."""
-        stored = [*self.buffers(), *self.parameters()]
-        versions = [(0 if one.is_inference() else one._version, one.dtype) for one in stored]
-        key = (stored[0].device, dtype, *versions)
-        if self._kept.get(kind, (None,))[0] != key:
-            with torch.inference_mode(False), torch.no_grad():  # what is kept must serve later calls of either mode
-                self._kept[kind] = (key, make())
-        return self._kept[kind][1]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Stored:
-        new = self.__class__.__new__(self.__class__)
-        memo[id(self)] = new
-        new.__dict__.update({k: copy.deepcopy(v, memo) for k, v in self.__dict__.items() if k != "_kept"})
-        new._kept = {}
-        return new
 
 
 class StoredLinear(Stored):

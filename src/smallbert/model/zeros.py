@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Callable, Hashable, Mapping
@@ -16,6 +15,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 from smallbert.model.anatomy import replace_module
+from smallbert.model.kept import Keeping
 
 if TYPE_CHECKING:
     from smallbert.model.encoder import Encoder
@@ -82,7 +82,7 @@ def _shifts(width: int, device: torch.device) -> Tensor:
     return torch.arange(0, 8, width, dtype=torch.uint8, device=device)
 
 
-class SparseLinear(nn.Module):
+class SparseLinear(Keeping):
     """A linear layer whose matrix is stored without its zeros; the numbers are no longer trained, the bias is.
 
     In use on a CPU the matrix is multiplied as a dense or as a sparse one, whichever is faster; elsewhere as dense.
@@ -170,23 +170,6 @@ class SparseLinear(nn.Module):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says that these tensors may still change
             return torch.sparse_csr_tensor(rows, places % shape[1], self.values.float(), shape)
-
-    @torch.compiler.disable  # it looks at numbers, which nothing can be compiled of
-    def _keep(self, kind: str, dtype: torch.dtype, make: Callable[[], Tensor]) -> Tensor:
-        """Made once, and again only when the numbers have changed or moved."""
-        versions = [0 if one.is_inference() else one._version for one in (self.values, self.gaps)]
-        key = (self.values.device, dtype, *versions)
-        if self._kept.get(kind, (None,))[0] != key:
-            with torch.inference_mode(False), torch.no_grad():  # what is kept must serve later calls of either mode
-                self._kept[kind] = (key, make())
-        return self._kept[kind][1]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SparseLinear:
-        new = self.__class__.__new__(self.__class__)
-        memo[id(self)] = new
-        new.__dict__.update({k: copy.deepcopy(v, memo) for k, v in self.__dict__.items() if k != "_kept"})
-        new._kept = {}
-        return new
 
 
 def time_ways(ways: Mapping[str, Callable[[], object]]) -> str:
