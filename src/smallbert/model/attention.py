@@ -79,10 +79,14 @@ def _attend_fast(
 
     if q.dtype == torch.float32:  # the kernel takes half precision only; autocast leaves rotary results in float32
         q, k, v = (x.bfloat16() for x in (q, k, v))
+    size, missing = q.shape[-1], -q.shape[-1] % 8  # the kernel takes heads of 8, 16, 24, … numbers only
+    if missing:
+        q, k, v = (functional.pad(x, (0, missing)) for x in (q, k, v))
+    scale = size**-0.5 if scaling is None else scaling
     extra: dict[str, Any] = {} if window < 0 else {"window_size": (window, window)}
-    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling, **extra)
+    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scale, **extra)
     assert isinstance(out, Tensor)
-    return out
+    return out[..., :size]
 
 
 def _attend_segments(
