@@ -12,7 +12,7 @@ from smallbert.model import attention
 @pytest.mark.parametrize("size", [4, 8, 12])
 @pytest.mark.parametrize("scaling", [None, 0.3])
 def test_heads_of_any_size_fit_the_kernel(monkeypatch, size, scaling):
-    """A stand-in that is as particular as the kernel gets heads it can take, and the answer is that of the reference."""
+    """A stand-in as particular as the kernel gets heads it can take, and gives what the reference gives."""
 
     def stand_in(q, k, v, bounds, _, longest, __, scale, window_size=(-1, -1)):
         assert q.shape[-1] % 8 == 0

@@ -415,15 +415,16 @@ def test_nothing_is_dropped_silently():
 
 def test_one_seed_has_no_deviation_and_one_arm_no_pair():
     report = make_report(runs("sts", "plain", [88.0]) + runs("sts", "mixture", [89.0]), about("sts", kind="regress"))
-    rows = {row[0]: row[1:] for row in report.sheets[0].rows}
-    assert rows["mean ± sd of survivors (n)"] == ["88.00 (1)", "89.00 (1)"]
+    assert [sheet.title for sheet in report.sheets] == ["sts, accuracy on dev"]
+    assert report.sheets[0].columns == ["", "seed 9"]
+    assert report.sheets[0].rows == [["plain", "88.00"], ["mixture", "89.00"]]
     assert report.pairs[0].paired == (1.0, None, 1) and not report.pairs[0].is_beyond
-    assert report.sentences == ["plain: 88.0 (0 of 1 diverged); mixture: 89.0 (0 of 1 diverged)."]
+    assert report.sentences == ["plain: 88.0; mixture: 89.0; of one seed, which tests nothing."]
     alone = make_report(runs("sts", "plain", [88.0]), about("sts", arms=["plain"]))
-    assert len(alone.sheets) == 1 and alone.sentences == ["plain: 88.0 (0 of 1 diverged)."]
+    assert len(alone.sheets) == 1 and alone.sentences == ["plain: 88.0."]
     nothing = make_report([Result("sts", "plain", None, 0, "not run")], about("sts", arms=["plain"]))
     assert nothing.sentences == ["plain: no run came to an end; 1 of 1 runs failed or were not run."]
-    assert seeds_sheet(nothing.cells, nothing.about).rows[0] == ["0", "not run"]
+    assert seeds_sheet(nothing.cells, nothing.about).rows == [["plain", "not run", "1 not run"]]
 
 
 def test_the_paper_s_table_of_tasks():

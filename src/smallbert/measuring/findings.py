@@ -72,6 +72,11 @@ class Cell(NamedTuple):
         return mean_left(run.left for run in self.runs)
 
     @property
+    def is_pruned(self) -> bool:
+        """Whether weights were taken out."""
+        return self.left is not None and self.left.is_pruned
+
+    @property
     def size(self) -> float | None:
         """The mean number of bytes."""
         return mean_of(run.size for run in self.runs if run.size is not None).value
@@ -241,6 +246,8 @@ def conclude(cells: Sequence[Cell], setting: str | None = None) -> str:
     said = _on_many(cells, tasks) if len(tasks) > 1 else _on_one(cells)
     absent = sum(cell.count("failed", "not run") for cell in cells)
     said += f"; {absent} of {sum(len(cell.runs) for cell in cells)} runs failed or were not run" if absent else ""
+    if len(tasks) == 1 and len(cells) > 1 and all(len(cell.runs) == 1 for cell in cells):
+        said += "; of one seed, which tests nothing"
     return f"{'' if setting is None else f'at {setting} = {last}: '}{said}."
 
 
@@ -253,7 +260,7 @@ def _on_one(cells: Sequence[Cell]) -> str:
         said = [said[0], f"highest of the {len(rest) + 1} others: {', '.join(named)}"]
     for cell in cells[1:]:
         pair, against = compare_cells(cells[0], cell), f" {cell.arm} against {cells[0].arm}" if len(cells) > 2 else ""
-        if cells[0].count("diverged") + cell.count("diverged") and pair.fisher is not None:
+        if len(cell.runs) > 1 and cells[0].count("diverged") + cell.count("diverged") and pair.fisher is not None:
             said.append(f"Fisher's exact p{against} = {p_value(pair.fisher)}")
         elif pair.paired.error is not None and pair.paired.value is not None and pair.flips is not None:
             error = f"{pair.paired.value:+.2f} ± {pair.paired.error:.2f} over {pair.paired.n} paired seeds"
@@ -262,8 +269,10 @@ def _on_one(cells: Sequence[Cell]) -> str:
 
 
 def _scored(cell: Cell) -> str:
-    ended = cell.count(*ENDS)
-    return f"{brief(cell.all)} ({cell.count('diverged')} of {ended} diverged)" if ended else "no run came to an end"
+    ended, diverged = cell.count(*ENDS), cell.count("diverged")
+    if len(cell.runs) == 1 and ended:
+        return f"{brief(cell.all)}{', diverged' * diverged}"
+    return f"{brief(cell.all)} ({diverged} of {ended} diverged)" if ended else "no run came to an end"
 
 
 def _on_many(cells: Sequence[Cell], tasks: Sequence[str]) -> str:

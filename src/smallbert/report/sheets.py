@@ -36,13 +36,13 @@ class About(NamedTuple):
 def seeds_sheet(cells: Sequence[Cell], about: About) -> Sheet:
     """A row a seed, a column an arm; then the means with and without what diverged, and how often that happened.
 
-    Of many arms each is a row.
+    Of many arms, or of one seed, each arm is a row; one seed has no means.
     """
     metric = about.tasks[cells[0].task][0]
     seeds = list(dict.fromkeys(run.seed for cell in cells for run in cell.runs))
     runs = [{run.seed: run for run in cell.runs} for cell in cells]
     rows = [[str(seed), *(_score(own.get(seed)) for own in runs)] for seed in seeds]
-    rows += [
+    rows += (len(seeds) > 1) * [
         ["mean ± sd of survivors (n)", *(f"{brief(cell.survivors, 2)} ({cell.survivors.n})" for cell in cells)],
         [f"mean ± sd with {DIVERGED} counted (n)", *(f"{brief(cell.all, 2)} ({cell.all.n})" for cell in cells)],
         ["diverged (95 % interval)", *(_diverged(cell) for cell in cells)],
@@ -50,7 +50,7 @@ def seeds_sheet(cells: Sequence[Cell], about: About) -> Sheet:
     if any(cell.count("failed", "not run") for cell in cells):
         rows.append(["missing", *(_missing(cell) for cell in cells)])
     notes = [f"{DIVERGED} diverged" if any(cell.count("diverged") for cell in cells) else ""]
-    if any(left.is_pruned for cell in cells if (left := cell.left) is not None):
+    if any(cell.is_pruned for cell in cells):
         rows.append(["% of weights left", *(NONE if cell.left is None else str(cell.left) for cell in cells)])
         notes.append(f"% left: {LEFT}")
     sizes = [NONE if cell.size is None else f"{cell.size / 1e6:.1f}" for cell in cells]
@@ -61,7 +61,7 @@ def seeds_sheet(cells: Sequence[Cell], about: About) -> Sheet:
     at = "" if about.setting is None else f", {about.setting} = {cells[0].value}"
     title = f"{cells[0].task}, {metric} on {about.split}{at}"
     columns, notes = ["seed", *(cell.arm for cell in cells)], [note for note in notes if note]
-    if len(cells) > FEW:  # a row an arm
+    if len(cells) > FEW or len(seeds) == 1:  # a row an arm
         named, *rows = (list(line) for line in zip(columns, *rows, strict=True))
         columns = ["", *(f"seed {seed}" for seed in seeds), *named[1 + len(seeds) :]]
     return Sheet(title, columns, rows, notes)

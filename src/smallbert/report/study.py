@@ -50,7 +50,7 @@ def make_report(results: Sequence[Result], about: About) -> Report:
     ]
     if setting is not None:
         sheets += [varied_sheet([c for c in cells if c.task == task], setting) for task in about.tasks]
-    if pairs:
+    if any(len(pair.one.runs) > 1 for pair in pairs):  # what one seed differs by can be read off its scores
         sheets.append(pairs_sheet(pairs, setting, len(about.tasks) > 1))
     if len(about.tasks) > 1:
         sheets += [tasks_sheet([c for c in cells if c.value == value], setting) for value in values]
@@ -160,8 +160,8 @@ def _draw(report: Report, out: Path) -> list[str]:
         cells = [cell for cell in report.cells if cell.task == task]
         if sum(cell.all.n for cell in cells) > 1:
             name = re.sub(r"[^\w-]+", "_", f"{task}-{setting or 'seeds'}").strip("_") + ".png"
-            many = setting is None and len(cells) > FEW
-            figure = draw_rows(cells, metric) if many else draw_study(cells, metric, setting, chance)
+            in_rows = setting is None and (len(cells) > FEW or all(len(cell.runs) == 1 for cell in cells))
+            figure = draw_rows(cells, metric) if in_rows else draw_study(cells, metric, setting, chance)
             to_png(figure, out / name)
             pictures.append(name)
     return pictures
