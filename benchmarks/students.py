@@ -1,13 +1,18 @@
-"""Every preset of distillation against the same student without a teacher, all with the same number of training texts.
+"""Every preset of distillation against the same student without a teacher.
 
     python benchmarks/students.py e5-small --task sst2 --data DATA --out runs/students-sst2 --seeds 0,1,2
 
 A preset's own schedule is its paper's, from two epochs to six hundred, so that what is compared would be patience.
-Here each student sees `--epochs` times the training set, changed copies counted (and no more of them than that), in
-the shares its preset gives to its phases; steps are `--batch` texts, and learning rates are the presets' times the
-root of how much larger that is than theirs. The control is the same student from the same weights, without what a
-teacher gives: no scores, no states, no copies that only a teacher labels. What follows the options of this script goes
-to `smallbert study`.
+Here each student sees `--epochs` times the training set, changed copies counted as asked for (short texts give fewer:
+with `bilstm` a quarter less is seen than by its control), in the shares its preset gives to its phases. Steps are
+`--batch` texts, and learning rates are the presets' times the root of how much larger that is than theirs.
+
+The controls have no teacher: no scores, no states, no copies that only a teacher labels, but as many training texts on
+labels, in one phase with the settings of the preset's last. "alone" is the same student from the same weights, which
+for most presets are cut out of the fine-tuned teacher; "afresh" is the same shape cut out of the encoder before that.
+Neither's learning rate is tuned, and nor are the presets'.
+
+What follows the options of this script goes to `smallbert study`. minibert is for tagging and not among these.
 """
 
 from __future__ import annotations
@@ -21,12 +26,12 @@ from smallbert.methods import Method
 from smallbert.presets import PRESETS
 from smallbert.recipe import Phase, Recipe
 
-# minibert is for tagging; pruned10 and the like are studied by pruning.sh
 NAMES = (
     "distilbert pkd6 pkd3 pd aguilar-sid tinybert4 tinybert6 minilm minilmv2 mobilebert zhao192 zhao96 zhao48 waldorf "
     "bilstm textbrewer rosita kd-pruned"
 ).split()
 TAUGHT = {"distill", "align", "augment", "unlabelled", "share_projections"}  # what a student has from its teacher
+OF_TEACHER = {"finetune", "mark", "rewind", "add_vocabulary", "pretrain"}  # phases that make the teacher
 OWN = 32  # texts a step in presets that do not say
 
 
@@ -74,25 +79,22 @@ def fit(recipe: Recipe, teacher: str, epochs: float, batch: int) -> Iterator[Pha
 
 
 def without_teacher(recipe: Recipe) -> Recipe:
-    """The same student and as many training texts, on labels alone; phases that then do the same become one."""
+    """The same student and as many training texts, on labels alone; phases that then only train become one."""
     phases: list[Phase] = []
     for phase in recipe:
-        train, times = phase.train_setting, texts_of(phase)
         left = Phase(method for method in phase if method.name not in TAUGHT)
-        if is_lesson(phase) and train is not None:
-            own = train.settings()
-            left = Phase(
-                again(train, epochs=round(own["epochs"] * times, 6)) if method is train else method for method in left
-            )
-            before = phases[-1] if phases else Phase()
-            if len(left) == 1 and len(before) == 1 and is_lesson(before):  # the phase before was only training, too
-                held = before[0].settings()
-                both = {"epochs": held["epochs"] + left[0].settings()["epochs"], "lr": max(held["lr"], own["lr"])}
-                phases[-1] = Phase([again(train, **both)])
-                continue
-        if left:
-            phases.append(left)
+        if is_lesson(phase) and (train := phase.train_setting):
+            epochs = round(train.settings()["epochs"] * texts_of(phase), 6)
+            if len(left) == 1 and phases and len(phases[-1]) == 1 and is_lesson(phases[-1]):
+                epochs += phases.pop()[0].settings()["epochs"]
+            left = Phase(again(train, epochs=epochs) if method is train else method for method in left)
+        phases += [left] * bool(left)
     return Recipe(phases)
+
+
+def without_start(recipe: Recipe) -> Recipe:
+    """The same from the encoder as it came, which nothing was trained on."""
+    return Recipe([phase for phase in recipe if not {method.name for method in phase} <= OF_TEACHER])
 
 
 def main() -> None:
@@ -100,20 +102,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--presets", default=",".join(NAMES), help="of these, separated by commas")
+    parser.add_argument("--controls", default="alone", help="alone, afresh or alone,afresh")
     parser.add_argument("--teacher", default="finetune(epochs=3, lr=7e-5, batch=64)")
     parser.add_argument("--epochs", type=float, default=6.0, help="times the training set that each student sees")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--copies", default="runs/copies", help="folder where changed copies are kept")
     parser.add_argument("--show", action="store_true", help="print the arms, run nothing")
     chosen, more = parser.parse_known_args()
+    presets, controls = chosen.presets.split(","), chosen.controls.split(",")
+    if unknown := [*({*presets} - {*NAMES}), *({*controls} - {"alone", "afresh"})]:
+        parser.error(f"unknown: {', '.join(unknown)}; presets are {', '.join(NAMES)}, controls alone and afresh")
     arms, most = {"teacher": Recipe(chosen.teacher)}, max(1, round(chosen.epochs) - 1)
-    for name in chosen.presets.split(","):
+    for name in presets:
         preset = Recipe([with_copies(phase, most, chosen.copies) for phase in Recipe(PRESETS[name].recipe)])
         taught = Recipe(list(fit(preset, chosen.teacher, chosen.epochs, chosen.batch)))
         alone = without_teacher(taught)
-        arms[name] = taught
-        if alone not in arms.values():
-            arms[f"{name}, alone"] = alone
+        made = {name: taught, f"{name}, alone": alone, f"{name}, afresh": without_start(alone)}
+        for arm, recipe in made.items():
+            if recipe not in arms.values() and (arm == name or arm.split(", ")[1] in controls):
+                arms[arm] = recipe
     if chosen.show:
         print("\n".join(f"{name}: {recipe}" for name, recipe in arms.items()))
         return
