@@ -20,6 +20,7 @@ from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import save_folder
 from smallbert.recipe import Recipe
 from smallbert.run import refusal
+from smallbert.runs import run_study
 
 TASK = toy_task("pair", 16)
 SHORT = "train(epochs=1, batch=8, lr=0.001)"
@@ -159,12 +160,12 @@ def test_a_study_says_at_once_what_does_not_fit(again, tmp_path, trained):
     start = make.Start(made(), "small bert", fingerprint(made()))
     asked = study.Study("", ("pair",), arms, (9, 25), tmp_path, kind=MACHINERY_CHECK, named=True)
     bench, told = study.Bench(start, {"pair": TASK}), []
-    results = study.run_study(asked, bench, line=lambda text: told.append((text, len(trained))))
+    results = run_study(asked, bench, line=lambda text: told.append((text, len(trained))))
     assert [result.status for result in results] == ["ok", "ok", "failed", "failed"]
     assert trained == ["train"] * 2 and [count for _, count in told] == [0, 0, 1, 2]
     assert told[1][0].startswith("2 of 4: pair, seed 25, does not: failed, drop_layers(keep=9): the model has 2 layers")
     if again:
-        assert study.run_study(replace(asked, again=True), bench) == results
+        assert run_study(replace(asked, again=True), bench) == results
         assert trained == ["train"] * 2
 
 

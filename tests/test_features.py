@@ -19,8 +19,9 @@ from test_processes import free_port
 from test_resume import counted, killed_at, no_pickle
 from toys import is_same_state, run, small, stream_of, toy_task
 
+from smallbert.batches import Layout, make_batch
 from smallbert.cli import main
-from smallbert.data import Layout, Stream, make_batch
+from smallbert.data import Stream
 from smallbert.errors import RunError, UserError
 from smallbert.features import building, computing
 from smallbert.features.building import build_store

@@ -9,8 +9,9 @@ from toys import accuracy, batch_of, is_same_state, phase_of, run, scores_of, sm
 from transformers import AutoTokenizer
 
 from smallbert import make
+from smallbert.batches import Layout, make_batch
 from smallbert.cli.catalog import inspect_folder
-from smallbert.data import STUDENT, Layout, Stream, _end_to_end, make_batch, tokenizer_key
+from smallbert.data import STUDENT, Stream, _end_to_end, tokenizer_key
 from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.cost import count_macs, count_parameters, measure
 from smallbert.methods.bottleneck import Bottleneck

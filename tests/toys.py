@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from smallbert.data import Layout, make_batch, tokenise
+from smallbert.batches import Layout, make_batch
+from smallbert.data import tokenise
 from smallbert.model.encoder import fingerprint
 from smallbert.run import run_recipe
 from smallbert.tasks.task import Split, Task

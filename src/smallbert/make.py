@@ -29,7 +29,7 @@ from smallbert.report.readme import model_readme
 from smallbert.run import Outcome, refusal, run_recipe
 from smallbert.sources import find_data, find_model, model_fingerprint
 from smallbert.tasks import Task, load_task
-from smallbert.tasks.task import cut_at, limit
+from smallbert.tasks.derived import cut_at, limit
 from smallbert.wheels import to_stderr
 
 Say = Callable[[str, int, int, str], None]

@@ -18,7 +18,7 @@ from smallbert.measuring.judged import Answers, read_answers
 from smallbert.measuring.shelf import load_card
 from smallbert.model.heads import same_labels
 from smallbert.tasks import Task
-from smallbert.tasks.task import CUT
+from smallbert.tasks.derived import CUT
 
 Say = Callable[[str, int, int, str], None]
 SIDES = ("A", "B")

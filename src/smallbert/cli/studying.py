@@ -85,6 +85,7 @@ def study(
         from smallbert.measuring.shelf import pack_cards
         from smallbert.report.study import to_json, write_study
         from smallbert.report.traces import write_watches
+        from smallbert.runs import run_study
 
         arms, setting = read_arms(recipes, names, vary)
         asked = studies.Study(
@@ -111,7 +112,7 @@ def study(
         if report_only:
             results = studies.results_of(asked, bench)
         else:
-            results = studies.run_study(asked, bench, jobs, say, say.line)
+            results = run_study(asked, bench, jobs, say, say.line)
         say("writing the report")
         report = _report(asked, bench, results)
         watched = write_watches(studies.cards_of(asked, bench), Path(out))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from smallbert.data import STUDENT, Layout, Stream, make_batch, sort_into_batches, tokenise, usable_length
+from smallbert.batches import Layout, make_batch, sort_into_batches
+from smallbert.data import STUDENT, Stream, tokenise, usable_length
 from smallbert.measuring.metrics import score
 from smallbert.model.encoder import Encoder
 from smallbert.model.heads import IGNORE

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from smallbert.data import Layout, make_batch
+from smallbert.batches import Layout, make_batch
 from smallbert.errors import UserError
 from smallbert.methods.pruning import Gradual
 from smallbert.processes import agree

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from smallbert.data import STUDENT, Layout, Stream, sort_into_batches, tokenise, usable_length
+from smallbert.batches import Layout, sort_into_batches
+from smallbert.data import STUDENT, Stream, tokenise, usable_length
 from smallbert.features.frozen import Frozen, keep_states, needed, why_not
 from smallbert.make import Say, Start, quiet
 from smallbert.measuring.evaluate import decide, read_scores
@@ -21,7 +22,7 @@ from smallbert.model.encoder import Encoder
 from smallbert.recipe import Recipe
 from smallbert.run import beginnings
 from smallbert.tasks import Task
-from smallbert.tasks.task import without_dev
+from smallbert.tasks.derived import without_dev
 from smallbert.training.phase import Phase
 from smallbert.tuning.space import Space
 

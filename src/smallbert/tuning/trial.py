@@ -18,7 +18,7 @@ from smallbert.make import Say, Start, quiet, why_of
 from smallbert.methods import Method
 from smallbert.recipe import Phase, Recipe
 from smallbert.run import beginnings, run_recipe
-from smallbert.study import is_trouble_of_the_process
+from smallbert.sharing import is_trouble_of_the_process
 from smallbert.tasks import Task
 from smallbert.tuning.held import Held, common_texts
 from smallbert.tuning.records import DIVERGED, FAILED, OK, PRUNED, SURPLUS, Record, records_of
