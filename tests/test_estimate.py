@@ -78,6 +78,27 @@ def uneven():
             "there is no text at .nowhere.txt.",
         ),
         ("head", f"{SHORT} | student(model='nowhere/at-all')", "nowhere/at-all"),
+        # What a phase of so many steps, or beside those methods, cannot do.
+        ("head", f"{SHORT} | rpp + {SHORT}", "rpp: the phase has 2 steps"),
+        ("head", f"{SHORT} | smooth_movement + {SHORT}", "fewer than one window of 10"),
+        ("head", f"{SHORT} | smooth_movement(window=3) + pretrain(steps=2)", "fewer than one window of 3"),
+        ("head", f"{SHORT} | second_order + train(freeze='backbone')", "prunes weights by how they are trained"),
+        ("head", f"{SHORT} | mix_layers(gradual=0.5)", "in the same phase"),
+        ("head", f"{SHORT} | pool_layers(detach=True)", "in the same phase"),
+        ("head", f"{SHORT} | ternary + quantize_aware + {SHORT}", "rounds the same weights"),
+        ("head", f"{SHORT} | magnitude(0.5) + {SHORT} | binary + {SHORT}", "a sign has no zero"),
+        ("head", f"{SHORT} | unlabelled + {SHORT}", "only a teacher can use"),
+        ("head", f"{SHORT} | train(freeze='backbone', store='nowhere')", "holds no store"),
+        # Marks and teachers.
+        ("head", f"{SHORT} | rewind('here')", "nothing was marked 'here'"),
+        ("head", f"mark('here') | drop_layers(1) + {SHORT} | rewind('here')", "has changed shape since 'here'"),
+        ("head", f"{SHORT} | distill('nowhere/at-all') + {SHORT}", "nowhere/at-all"),
+        ("head", f"{SHORT} | distill(length=8) + align + {SHORT}", "other tokens than the student"),
+        ("head", f"{SHORT} | align(layers={{3: 3}}) + {SHORT}", "a student of 2 layers"),
+        ("head", f"{SHORT} | align(tokens='first_piece') + {SHORT}", "a task that labels words"),
+        ("head", f"{SHORT} | student(2, width=8, start='slice') | align + {SHORT}", "8 wide and the teacher's 16"),
+        ("head", f"{SHORT} | lstm(6, inner=5) | align('attention') + {SHORT}", "'bilstm' has no layers to compare"),
+        ("head", f"{SHORT} | lstm(6, inner=5) | share_projections + {SHORT}", "'bilstm' has none"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_trained(start, recipe, phrase, trained):
@@ -103,6 +124,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_trained(start, recipe, 
         # Heads that the recipe or the task asks for.
         (small, f"{SHORT} | pool_layers(tokens='first') + {SHORT}"),
         (small, f"head('mean') | {SHORT} | magnitude(0.5, what='layers+pooler') + {SHORT}"),
+        # Marks, teachers and steps as they will be.
+        (made, f"mark('here') + {SHORT} | distill('here') + rpp(steps=1) + {SHORT} | rewind('here')"),
+        (made, f"{SHORT} | add_vocabulary(60) | pretrain(mixed=0.5, steps=1) | small_vocabulary | {SHORT}"),
+        (made, f"{SHORT} | lstm(6, inner=5) | align(layers={{-1: -1}}, transform='linear') + distill + {SHORT}"),
+        (made, f"{SHORT} | augment(copies=4, ways='nearest') + distill + smooth_movement(window=6) + {SHORT}"),
     ],
 )
 def test_what_runs_is_not_refused(start, recipe):
@@ -117,6 +143,26 @@ def test_a_matrix_that_was_pruned_while_another_is_stored_may_still_be_stored():
     stored = run("sparse", half, TASK, judge=False).encoder
     assert refusal(Recipe(f"l0 + {SHORT} | sparse"), stored, TASK) is None
     assert "leave this sparse out" in str(refusal(Recipe(f"{SHORT} | sparse"), stored, TASK))
+
+
+def test_a_teacher_is_there_once_the_task_was_trained():
+    taught = f"distill + {SHORT}"
+    assert "needs a trained teacher" in str(refusal(Recipe(f"pretrain(steps=1) | {taught}"), small(), TASK))
+    assert refusal(Recipe(f"{SHORT} | {taught}"), small(), TASK) is None
+    assert refusal(Recipe(taught), made(), TASK) is None
+    assert estimate(small(), taught)["fits"]  # which knows of no task
+
+
+def test_marks_of_a_phase_that_is_taken_over_are_known_by_name(tmp_path, trained):
+    begun = f"mark('here') | {SHORT} | {SHORT}"
+    run(begun, made(), TASK, work=tmp_path, judge=False)
+    for label, refused in (("here", []), ("there", ["nothing was marked 'there'; marks so far: latest, here"])):
+        count, said = len(trained), []
+        try:
+            run(f"{begun} | {SHORT} | rewind({label!r}) | {SHORT}", made(), TASK, work=tmp_path, judge=False)
+        except UserError as error:
+            said.append(str(error).removeprefix("rewind: "))
+        assert said == refused and len(trained) == count + (0 if refused else 2)
 
 
 def test_a_model_without_weights_has_shapes_only():
