@@ -12,15 +12,16 @@ from smallbert import make, study
 from smallbert.arms import read_arms
 from smallbert.compare import compare, read_entries
 from smallbert.errors import UserError
-from smallbert.estimate import estimate, without_weights
+from smallbert.estimate import estimate, forewarn, refusal, without_weights
 from smallbert.measuring.card import MACHINERY_CHECK
+from smallbert.measuring.evaluate import evaluate
 from smallbert.measuring.shelf import load_cards
 from smallbert.model.anatomy import linears
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import save_folder
 from smallbert.recipe import Recipe
-from smallbert.run import refusal
 from smallbert.runs import run_study
+from smallbert.tasks.derived import cut_at
 
 TASK = toy_task("pair", 16)
 SHORT = "train(epochs=1, batch=8, lr=0.001)"
@@ -163,6 +164,20 @@ def test_marks_of_a_phase_that_is_taken_over_are_known_by_name(tmp_path, trained
         except UserError as error:
             said.append(str(error).removeprefix("rewind: "))
         assert said == refused and len(trained) == count + (0 if refused else 2)
+
+
+@pytest.mark.parametrize("more", ["", ", masked=False"])
+def test_a_pooler_that_will_not_read_whole_texts_is_told_before_and_after(more):
+    short, task = f"pool_layers(length=9{more})", cut_at(TASK, 20)
+    given = run(short, made(), task, judge=False).encoder
+    told = ["texts may have 20 tokens, but the pooler reads the first 9 and no others; see --length"]
+    assert forewarn(Recipe(f"{SHORT} | {short} + {SHORT}"), made(), task) == told
+    assert forewarn(Recipe(SHORT), given, task) == told
+    assert any("the pooler reads the first 9 tokens" in note for note in evaluate(given, task)["notes"])
+    for recipe, start, length in ((SHORT, given, 9), ("head", given, 20), ("pool_layers", made(), 20)):
+        assert forewarn(Recipe(recipe), start, cut_at(TASK, length)) == []
+        if length == 20:
+            assert not any("pooler" in note for note in evaluate(run(recipe, start, task).encoder, task)["notes"])
 
 
 def test_a_model_without_weights_has_shapes_only():

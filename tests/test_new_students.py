@@ -13,6 +13,7 @@ from smallbert.batches import Layout, make_batch
 from smallbert.cli.catalog import inspect_folder
 from smallbert.data import STUDENT, Stream, _end_to_end, tokenizer_key
 from smallbert.errors import UserError
+from smallbert.estimate import refusal
 from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.cost import count_macs, count_parameters, measure
 from smallbert.methods.bottleneck import Bottleneck
@@ -22,7 +23,6 @@ from smallbert.model.replace import bare
 from smallbert.model.vocabulary import special_pieces
 from smallbert.presets import PRESETS
 from smallbert.recipe import Recipe
-from smallbert.run import refusal
 from smallbert.tiny import make_task
 
 TASK = toy_task("pair", 16)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import torch
 from torch import nn
 
+from smallbert.answering import is_made_for
+from smallbert.data import usable_length
 from smallbert.errors import UserError
 from smallbert.measuring.cost import weights_of
 from smallbert.methods import METHODS, Method
 from smallbert.model.anatomy import linears
-from smallbert.model.encoder import Encoder
+from smallbert.model.encoder import HEAD, Encoder
 from smallbert.recipe import Recipe
 from smallbert.training.masks import What, hold_zeros, maskable, stack_up
 from smallbert.training.phase import Phase
@@ -45,6 +47,42 @@ def estimate(encoder: Encoder, recipe: Recipe | str) -> dict[str, Any]:
         "parameters": sum(tensor.numel() for tensor in weights_of(made).values()),
         "weight_bytes": sum(tensor.numel() * tensor.element_size() for tensor in made.state_dict().values()),
     }
+
+
+def phases_of(recipe: Recipe, encoder: Encoder, task: Task | None) -> list[tuple[Method, ...]]:
+    """The recipe's phases; an encoder without a head for the task gets one first, unless the recipe says which."""
+    phases = [tuple(phase) for phase in recipe.phases()]
+    needed = next((n for n, phase in enumerate(phases, 1) if any(method.trains for method in phase)), len(phases))
+    named = any(method.name == "head" for phase in phases[:needed] for method in phase)
+    if task is not None and not named and not is_made_for(encoder, task):
+        phases.insert(0, (METHODS["head"](),))
+    return phases
+
+
+def marks_at_first(encoder: Encoder, task: Task | None) -> dict[str, Any]:
+    """A model that was made for the task can teach from the beginning."""
+    return {LATEST: encoder} if task is not None and is_made_for(encoder, task) else {}
+
+
+def refusal(recipe: Recipe, encoder: Encoder, task: Task | None) -> UserError | None:
+    """What running a recipe will be refused by, as far as the shape of the encoder tells; it may be without weights."""
+    try:
+        foresee(encoder, phases_of(recipe, encoder, task), task, marks_at_first(encoder, task))
+    except UserError as error:
+        return error
+    return None
+
+
+def forewarn(recipe: Recipe, encoder: Encoder, task: Task) -> list[str]:
+    """What nothing refuses, but should be known before a recipe is run: a pooler that will not read whole texts."""
+    try:
+        made = foresee(encoder, phases_of(recipe, encoder, task), task, marks_at_first(encoder, task))
+    except UserError:
+        return []  # which is said when it is run
+    reads = 0 if made is None else getattr(made.heads[HEAD], "positions", 0)
+    if not 0 < reads < (length := usable_length(encoder, None, task)):
+        return []
+    return [f"texts may have {length} tokens, but the pooler reads the first {reads} and no others; see --length"]
 
 
 def foresee(

@@ -14,6 +14,7 @@ import torch
 from smallbert.answering import match_labels, with_plain_head
 from smallbert.data import Stream, usable_length
 from smallbert.errors import RunError, UserError
+from smallbert.estimate import refusal
 from smallbert.files import is_full_disk, move_folder, write_json, write_text
 from smallbert.measuring.card import RESULT, Card, card_key, make_card
 from smallbert.measuring.evaluate import evaluate
@@ -26,7 +27,7 @@ from smallbert.model.heads import same_labels
 from smallbert.processes import from_main, processes
 from smallbert.recipe import Recipe
 from smallbert.report.readme import model_readme
-from smallbert.run import Outcome, refusal, run_recipe
+from smallbert.run import Outcome, run_recipe
 from smallbert.sources import find_data, find_model, model_fingerprint
 from smallbert.tasks import Task, load_task
 from smallbert.tasks.derived import cut_at, limit

@@ -9,10 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smallbert.answering import is_made_for
 from smallbert.data import STUDENT, Stream, longest_input, tokenise, tokenizer_key, usable_length
 from smallbert.errors import UserError
-from smallbert.estimate import LATEST, foresee, is_of_task
+from smallbert.estimate import LATEST, foresee, is_of_task, marks_at_first, phases_of
 from smallbert.finished import find_finished, keep_finished, read_record
 from smallbert.measuring.collapse import find_collapse
 from smallbert.methods import METHODS, Method
@@ -110,10 +109,10 @@ def run_recipe(
     # Without a key of the caller's, what is kept in a work folder is told apart by the encoder itself.
     key = same_work(key or (fingerprint(encoder) if work else ""), task, seed, limit)
     setting = Setting(task, seed, limit, say, work, key, pause, {} if streams is None else streams, memory, states)
-    marks: dict[str, Encoder] = _marks_at_first(encoder, task)
+    marks: dict[str, Encoder] = marks_at_first(encoder, task)
     student = encoder.copy().to(device)
     outcome = Outcome(student)
-    phases = _phases(recipe, encoder, task)
+    phases = phases_of(recipe, encoder, task)
     texts = _so_far(phases)
     own = [work / f"phase-{number}" if work is not None else None for number in range(len(phases))]
     places = [(common or {}).get(text) or place for text, place in zip(texts, own, strict=True)]
@@ -127,20 +126,6 @@ def run_recipe(
     if outcome.steps and learned and not outcome.diverged and task is not None and judge:
         outcome.diverged = find_collapse(outcome.encoder, task, setting.seed, setting.length, say)
     return outcome
-
-
-def refusal(recipe: Recipe, encoder: Encoder, task: Task | None) -> UserError | None:
-    """What running a recipe will be refused by, as far as the shape of the encoder tells; it may be without weights."""
-    try:
-        foresee(encoder, _phases(recipe, encoder, task), task, _marks_at_first(encoder, task))
-    except UserError as error:
-        return error
-    return None
-
-
-def _marks_at_first(encoder: Encoder, task: Task | None) -> dict[str, Any]:
-    """A model that was made for the task can teach from the beginning."""
-    return {LATEST: encoder} if task is not None and is_made_for(encoder, task) else {}
 
 
 def _look_ahead(
@@ -161,7 +146,7 @@ def _look_ahead(
                 foresee(done["encoder"], phases[number + 1 :], setting.task, marks)
             return
     if any(trains[:-1]):
-        foresee(encoder, phases, setting.task, _marks_at_first(encoder, setting.task))
+        foresee(encoder, phases, setting.task, marks_at_first(encoder, setting.task))
 
 
 def same_work(key: str, task: Task | None, seed: int, length: int) -> str:
@@ -169,22 +154,12 @@ def same_work(key: str, task: Task | None, seed: int, length: int) -> str:
     return f"{key} {task and task.fingerprint} seed {seed} length {length}"
 
 
-def _phases(recipe: Recipe, encoder: Encoder, task: Task | None) -> list[tuple[Method, ...]]:
-    """The recipe's phases; an encoder without a head for the task gets one first, unless the recipe says which."""
-    phases = [tuple(phase) for phase in recipe.phases()]
-    needed = next((n for n, phase in enumerate(phases, 1) if any(method.trains for method in phase)), len(phases))
-    named = any(method.name == "head" for phase in phases[:needed] for method in phase)
-    if task is not None and not named and not is_made_for(encoder, task):
-        phases.insert(0, (METHODS["head"](),))
-    return phases
-
-
 def beginnings(recipe: Recipe, encoder: Encoder, task: Task | None) -> dict[str, bool]:
     """The recipe written out up to and with each phase, and whether that phase trains; equal texts are equal work.
 
     {"head(…)": False, "head(…) | finetune(…)": True, "head(…) | finetune(…) | quantize(…)": False}
     """
-    phases = _phases(recipe, encoder, task)
+    phases = phases_of(recipe, encoder, task)
     return {text: any(m.trains for m in phase) for text, phase in zip(_so_far(phases), phases, strict=True)}
 
 

@@ -32,8 +32,11 @@ from smallbert.errors import UserError
 
 if TYPE_CHECKING:
     from smallbert.cli.progress import Progress
+    from smallbert.make import Start
     from smallbert.measuring.budget import Budget
     from smallbert.measuring.card import Card
+    from smallbert.recipe import Recipe
+    from smallbert.tasks import Task
 
 BANNER = "MACHINERY CHECK: a tiny random model on toy data. These numbers mean nothing."
 
@@ -122,6 +125,7 @@ def _make(
         parsed = Recipe(recipe)
         read = make.task_from(task, data, examples, say.line, **columns)
         start = make.start_from(model, say.line)
+        _forewarn(say, [parsed], start, read, length)
         settings: dict[str, Any] = {"length": length, "device": device, "command": COMMAND.get(), "alone": True}
         card = make.make_one(parsed, start, read, seed, out, say=say, **settings)
         if json:
@@ -206,6 +210,7 @@ def compare(
             columns = {"text": text, "pair": pair, "label": label, "kind": kind}
             read = make.task_from(str(task), data, examples, say.line, **columns)
             start = make.start_from(str(model), say.line)
+        _forewarn(say, [entry.recipe for entry in entries], start, read, length)
         out = out or ("smallbert-tiny" if tiny else "smallbert-compare")
         cards = study.compare(
             entries,
@@ -231,6 +236,16 @@ def compare(
             say.show(f"Cards and models are in {out}; a page of them: smallbert report {out}")
     if not any(card["status"] == "ok" for card in cards):
         raise typer.Exit(1)
+
+
+def _forewarn(say: Progress, recipes: list[Recipe], start: Start, task: Task, length: int | None) -> None:
+    """Say before anything is trained what nothing refuses."""
+    from smallbert.estimate import forewarn
+    from smallbert.make import at_length
+
+    task = at_length(start, task, length)
+    for warning in dict.fromkeys(one for recipe in recipes for one in forewarn(recipe, start.encoder, task)):
+        say.line(warning)
 
 
 def _limits(budget: str | None) -> Budget | None:
