@@ -162,6 +162,36 @@ def test_killed_and_gone_on_with_is_the_same_to_the_byte(tmp_path):
         build(tmp_path / "s")  # nothing is left to do
 
 
+HOLD = """
+import sys, time
+from smallbert.features import building
+with open(sys.argv[1], "a") as claims, building._claimed(claims, building.PAPERS):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_what_killed_writes_left_is_swept_unless_somebody_writes(finished, tmp_path):
+    """Of store.json and the lengths, as of shards: by the next build, when nobody alive is at them."""
+    out = tmp_path / "store"
+    build(out)
+    names = {file.name for file in out.iterdir()}
+    if not finished:
+        (out / "00000.safetensors").unlink()
+    left = [out / f".{name}.0123abcd" for name in ("store.json", "lengths.safetensors")]
+    for file in left:
+        file.touch()
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, out / ".claims"], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    building._sweep(out)
+    assert all(file.exists() for file in left)
+    holder.kill()
+    holder.wait()
+    build(out)
+    assert {file.name for file in out.iterdir()} == names
+
+
 @pytest.mark.slow  # starts processes, each of which takes seconds to import
 def test_two_processes_build_what_one_builds(tmp_path):
     told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}  # what a launcher tells
