@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from typing import Any
 from smallbert import study as studies
 from smallbert.arms import Arm
 from smallbert.errors import RunError, UserError
-from smallbert.files import InUse
+from smallbert.files import InUse, shared_folder
 from smallbert.jobs import WorkerLost, run_jobs
 from smallbert.make import Line, Say, check_device, quiet, why_of
 from smallbert.measuring.findings import Result
@@ -31,7 +30,7 @@ from smallbert.tuning.held import search_task
 from smallbert.tuning.records import DIED, DIVERGED, FAILED, OK, Record, best_of, records_of, write_records
 from smallbert.tuning.space import Space, read_space
 from smallbert.tuning.storage import is_alive, open_study, optuna, revive
-from smallbert.tuning.trial import BEGINNINGS, SEED, STATES, Settled, Setup, open_setup, run_trial
+from smallbert.tuning.trial import COMMON, SEED, Settled, Setup, open_setup, run_trial
 
 DEFAULT, TUNED = "default", "tuned"
 HOPELESS = 5  # trials that fail before one does not, after which a search is given up
@@ -242,14 +241,15 @@ def run_finals(
     arms = [Arm(DEFAULT, read_space(tuning.space).default())]
     if (tuned := Recipe(best.recipe)) != arms[0].recipe:
         arms.append(Arm(TUNED, tuned))
-    final = replace(tuning.study, arms=tuple(arms), named=True, states=tuning.study.out / STATES)
-    while True:
-        try:
-            results = run_study(final, bench, jobs, say, line)
-            break
-        except InUse:  # another process of the same search trains them; its cards are ours
-            say("waiting for another process to train the winner", 0, 0, "")
-            time.sleep(PAUSE)
-    for folder in (BEGINNINGS, STATES):
-        shutil.rmtree(final.out / folder, ignore_errors=True)
+    common = tuning.study.out / COMMON
+    final = replace(tuning.study, arms=tuple(arms), named=True, states=common / "states")
+    with shared_folder(common) as leave:
+        while True:
+            try:
+                results = run_study(final, bench, jobs, say, line)
+                break
+            except InUse:  # another process of the same search trains them; its cards are ours
+                say("waiting for another process to train the winner", 0, 0, "")
+                time.sleep(PAUSE)
+        leave()  # whoever of several processes is the last takes it away
     return final, results
