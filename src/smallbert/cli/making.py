@@ -9,6 +9,7 @@ import typer
 
 from smallbert.cli.options import (
     COMMAND,
+    Again,
     Data,
     Device,
     Examples,
@@ -18,9 +19,13 @@ from smallbert.cli.options import (
     Length,
     Limits,
     Model,
+    ModelOrFamily,
+    OneTask,
     Out,
     Pair,
     Seed,
+    Seeds,
+    Split,
     TaskName,
     Text,
     Tiny,
@@ -141,7 +146,7 @@ def _make(
 def evaluate(
     model: Model,
     task: TaskName,
-    split: Annotated[str, typer.Option("--split", help="Which examples: train, dev or test.")] = "dev",
+    split: Split = "dev",
     out: Annotated[str | None, typer.Option("--out", help="A folder to save the card in.")] = None,
     data: Data = None,
     text: Text = None,
@@ -172,17 +177,17 @@ def evaluate(
 
 
 def compare(
-    model: Annotated[str | None, typer.Argument(help="As in compress; with --tiny, a family.", metavar="MODEL")] = None,
+    model: ModelOrFamily = None,
     presets: Annotated[str | None, typer.Option("--presets", help="Names with commas, or all.")] = None,
     recipes: Annotated[
         str | None, typer.Option("--recipes", help="Recipes with ; between; {…} and maybe() try each.")
     ] = None,
-    task: Annotated[str | None, typer.Option("--task", help="A task, or your own file or folder of data.")] = None,
+    task: OneTask = None,
     out: Annotated[str | None, typer.Option("--out", help="Where models and cards go (smallbert-compare).")] = None,
-    seeds: Annotated[str, typer.Option("--seeds", help="Seeds with commas; each recipe is run with each.")] = "0",
+    seeds: Seeds = "0",
     budget: Limits = None,
     tiny: Tiny = False,
-    again: Annotated[bool, typer.Option("--again", help="Try those that failed once more.")] = False,
+    again: Again = False,
     data: Data = None,
     text: Text = None,
     pair: Pair = None,

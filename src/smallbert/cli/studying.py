@@ -10,6 +10,7 @@ import typer
 
 from smallbert.cli.options import (
     COMMAND,
+    Again,
     Data,
     Device,
     Examples,
@@ -17,7 +18,9 @@ from smallbert.cli.options import (
     Kind,
     Label,
     Length,
+    ModelOrFamily,
     Pair,
+    Seeds,
     Text,
     Tiny,
     print_json,
@@ -33,11 +36,11 @@ if TYPE_CHECKING:
 
 
 def study(
-    model: Annotated[str | None, typer.Argument(help="As in compress; with --tiny, a family.", metavar="MODEL")] = None,
+    model: ModelOrFamily = None,
     recipes: Annotated[
         str, typer.Option("--recipes", help="Recipes with ; between; the others are compared with the first.")
     ] = "",
-    seeds: Annotated[str, typer.Option("--seeds", help="Seeds with commas; each recipe is run with each.")] = "0",
+    seeds: Seeds = "0",
     task: Annotated[str | None, typer.Option("--task", help="A task, or several with commas: tense,subj.")] = None,
     out: Annotated[str, typer.Option("--out", help="Where cards and the report go.")] = "smallbert-study",
     names: Annotated[str | None, typer.Option("--names", help="Names of the recipes, with ; between.")] = None,
@@ -55,7 +58,7 @@ def study(
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Run nothing; report on what is finished so far.")
     ] = False,
-    again: Annotated[bool, typer.Option("--again", help="Try those that failed once more.")] = False,
+    again: Again = False,
     pack: Annotated[bool, typer.Option("--pack", help="Put the cards into one file, cards.jsonl.")] = False,
     tiny: Tiny = False,
     data: Data = None,
