@@ -230,6 +230,27 @@ def test_a_study_says_at_once_what_does_not_fit(again, tmp_path, trained):
         assert trained == ["train"] * 2
 
 
+def test_a_study_knows_recipes_that_can_never_run_before_the_first_run(tmp_path, trained):
+    """Whatever speaks against them: steps, marks, teachers, other methods, an LSTM, files."""
+    never = [
+        f"rpp + {SHORT}",
+        f"{SHORT} | smooth_movement + {SHORT}",
+        f"{SHORT} | rewind('here')",
+        f"mark('here') | lstm(6, inner=5) + {SHORT} | rewind('here')",
+        f"lstm(6, inner=5) | align('scores') + {SHORT}",
+        f"student(2, width=8, start='slice') | align + {SHORT}",
+        f"magnitude(0.5) + {SHORT} | binary + {SHORT}",
+        f"unlabelled + {SHORT}",
+        f"train(freeze='backbone', store={str(tmp_path / 'nowhere')!r})",
+    ]
+    arms, _ = read_arms("; ".join([SHORT, *never]))
+    asked = study.Study("", ("pair",), arms, (9, 25), tmp_path / "out", kind=MACHINERY_CHECK)
+    bench, told = study.Bench(make.Start(made(), "small bert", fingerprint(made())), {"pair": TASK}), []
+    results = run_study(asked, bench, line=lambda text: told.append(len(trained)))
+    assert [result.status for result in results] == ["ok"] * 2 + ["failed"] * 2 * len(never)
+    assert told == [0] * 2 * len(never) + [1, 2] and trained == ["train"] * 2
+
+
 def test_a_finished_phase_is_taken_over_though_it_could_not_be_made_any_more(tmp_path, trained):
     """What it was made of may be gone; without it, the same recipe is refused before it trains."""
     save_folder(made(), tmp_path / "other")
