@@ -179,7 +179,7 @@ def test_packed_cards_outlive_settings_that_came_later(start, tmp_path):
 
 
 def test_failed_runs_tried_again_share_their_beginning(start, tmp_path, trained):
-    asked, bench = make_study(start, tmp_path, f"{FIRST} | rewind('a'); {FIRST} | rewind('b')", seeds=[0])
+    asked, bench = make_study(start, tmp_path, f"{FIRST} | mixed_bits(0.5); {FIRST} | mixed_bits(0.6)", seeds=[0])
     for again in (False, True):
         results = run_study(replace(asked, again=again), bench)
         assert [result.status for result in results] == ["failed"] * 2
