@@ -30,7 +30,7 @@ from smallbert.measuring.evaluate import evaluate
 from smallbert.model.encoder import Encoder
 from smallbert.run import run_recipe
 from smallbert.tasks import Task
-from smallbert.tasks.task import limit
+from smallbert.tasks.derived import limit
 
 ORIGINAL = 13 * 128 * 768 * 4  # bytes a text
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from smallbert.files import write_json
-from smallbert.jobs import shared_gpu
+from smallbert.sharing import shared_gpu
 
 WARM = 150
 

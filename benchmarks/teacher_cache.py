@@ -27,7 +27,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from smallbert.data import Layout, make_batch
+from smallbert.batches import Layout, make_batch
 from smallbert.features.taught import Taught, keep_taught
 from smallbert.files import write_json
 from smallbert.make import start_from, task_from
@@ -36,7 +36,7 @@ from smallbert.model.encoder import Encoder
 from smallbert.model.folders import save_folder
 from smallbert.run import run_recipe
 from smallbert.tasks import Task
-from smallbert.tasks.task import limit
+from smallbert.tasks.derived import limit
 from smallbert.training.loop import next_step, ready, stepper
 from smallbert.training.phase import Phase
 

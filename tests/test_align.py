@@ -414,7 +414,7 @@ def other_words():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_tagging_teacher_may_cut_words_otherwise(tmp_path, layout):
     """Its score of a word is that of the word's first piece, wherever that stands, as long as it reads that far."""
-    from smallbert.data import Layout, make_batch
+    from smallbert.batches import Layout, make_batch
     from smallbert.methods.distill import METRICS
     from smallbert.training.teachers import view_of
 

@@ -17,7 +17,8 @@ from torch.nn import functional
 from toys import accuracy, is_same_state, phase_of, run, small, toy_task
 
 from smallbert.augmenting import STOP, Guesser, may_change, put_together, taken_apart
-from smallbert.data import STUDENT, Layout, make_batch, tokenise
+from smallbert.batches import Layout, make_batch
+from smallbert.data import STUDENT, tokenise
 from smallbert.errors import UserError
 from smallbert.files import grow_file
 from smallbert.model.folders import save_folder

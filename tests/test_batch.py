@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smallbert.data import STUDENT, Layout, Stream, Tokens, cut_into_batches, make_batch, sort_into_batches
+from smallbert.batches import Layout, cut_into_batches, make_batch, sort_into_batches
+from smallbert.data import STUDENT, Stream, Tokens
 from smallbert.model.heads import IGNORE, KINDS
 
 LONGEST = 12

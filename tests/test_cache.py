@@ -17,7 +17,8 @@ from test_features import ENVIRONMENT
 from test_resume import counted, killed_at, no_pickle
 from toys import is_same_state, phase_of, run, small, toy_task
 
-from smallbert.data import STUDENT, Layout
+from smallbert.batches import Layout
+from smallbert.data import STUDENT
 from smallbert.errors import RunError, UserError
 from smallbert.features import building, cache
 from smallbert.features.plan import text_keys

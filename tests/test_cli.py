@@ -1,16 +1,19 @@
 """The command line: fast help, clean streams, one clear sentence and the right exit code for all that is wrong."""
 
+import ast
 import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from smallbert import __version__
+from smallbert import __version__, cli
 from smallbert.cli import main
 from smallbert.cli.progress import Progress
 from smallbert.measuring import cost
@@ -103,6 +106,17 @@ def test_version_and_module(call):
 def test_every_verb_has_help_and_json(call, verb):
     code, out, _ = call(verb, "--help")
     assert code == 0 and "--json" in out
+
+
+def test_options_that_verbs_share_are_written_once():
+    """In cli/options.py, so that help and names cannot drift apart."""
+    found = Counter(
+        ast.unparse(node)
+        for file in Path(cli.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("typer.Option", "typer.Argument")
+    )
+    assert [option for option, count in found.items() if count > 1] == []
 
 
 def test_list(call):

@@ -14,7 +14,7 @@ from smallbert.measuring.shelf import load_card, load_cards
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import load_folder
 from smallbert.recipe import Recipe
-from smallbert.tasks.task import cut_at, limit
+from smallbert.tasks.derived import cut_at, limit
 from smallbert.tiny import make_encoder, make_task
 
 FIRST = "finetune(epochs=1, lr=1e-3)"

@@ -416,7 +416,7 @@ def test_a_pooler_that_reads_fewer_tokens_than_there_are_is_told():
     ]
     notes = find_errors(*starts, task, device="cpu")["notes"]
     assert [note for note in notes if "reads the first" in note] == [
-        "A reads the first 4 tokens of a text and no others"
+        "A: the pooler reads the first 4 tokens of a text and no others, and 3 of 4 are longer"
     ]
 
 

@@ -12,14 +12,16 @@ from smallbert import make, study
 from smallbert.arms import read_arms
 from smallbert.compare import compare, read_entries
 from smallbert.errors import UserError
-from smallbert.estimate import estimate, without_weights
+from smallbert.estimate import estimate, forewarn, refusal, without_weights
 from smallbert.measuring.card import MACHINERY_CHECK
+from smallbert.measuring.evaluate import evaluate
 from smallbert.measuring.shelf import load_cards
 from smallbert.model.anatomy import linears
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import save_folder
 from smallbert.recipe import Recipe
-from smallbert.run import refusal
+from smallbert.runs import run_study
+from smallbert.tasks.derived import cut_at
 
 TASK = toy_task("pair", 16)
 SHORT = "train(epochs=1, batch=8, lr=0.001)"
@@ -77,6 +79,27 @@ def uneven():
             "there is no text at .nowhere.txt.",
         ),
         ("head", f"{SHORT} | student(model='nowhere/at-all')", "nowhere/at-all"),
+        # What a phase of so many steps, or beside those methods, cannot do.
+        ("head", f"{SHORT} | rpp + {SHORT}", "rpp: the phase has 2 steps"),
+        ("head", f"{SHORT} | smooth_movement + {SHORT}", "fewer than one window of 10"),
+        ("head", f"{SHORT} | smooth_movement(window=3) + pretrain(steps=2)", "fewer than one window of 3"),
+        ("head", f"{SHORT} | second_order + train(freeze='backbone')", "prunes weights by how they are trained"),
+        ("head", f"{SHORT} | mix_layers(gradual=0.5)", "in the same phase"),
+        ("head", f"{SHORT} | pool_layers(detach=True)", "in the same phase"),
+        ("head", f"{SHORT} | ternary + quantize_aware + {SHORT}", "rounds the same weights"),
+        ("head", f"{SHORT} | magnitude(0.5) + {SHORT} | binary + {SHORT}", "a sign has no zero"),
+        ("head", f"{SHORT} | unlabelled + {SHORT}", "only a teacher can use"),
+        ("head", f"{SHORT} | train(freeze='backbone', store='nowhere')", "holds no store"),
+        # Marks and teachers.
+        ("head", f"{SHORT} | rewind('here')", "nothing was marked 'here'"),
+        ("head", f"mark('here') | drop_layers(1) + {SHORT} | rewind('here')", "has changed shape since 'here'"),
+        ("head", f"{SHORT} | distill('nowhere/at-all') + {SHORT}", "nowhere/at-all"),
+        ("head", f"{SHORT} | distill(length=8) + align + {SHORT}", "other tokens than the student"),
+        ("head", f"{SHORT} | align(layers={{3: 3}}) + {SHORT}", "a student of 2 layers"),
+        ("head", f"{SHORT} | align(tokens='first_piece') + {SHORT}", "a task that labels words"),
+        ("head", f"{SHORT} | student(2, width=8, start='slice') | align + {SHORT}", "8 wide and the teacher's 16"),
+        ("head", f"{SHORT} | lstm(6, inner=5) | align('attention') + {SHORT}", "'bilstm' has no layers to compare"),
+        ("head", f"{SHORT} | lstm(6, inner=5) | share_projections + {SHORT}", "'bilstm' has none"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_trained(start, recipe, phrase, trained):
@@ -102,6 +125,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_trained(start, recipe, 
         # Heads that the recipe or the task asks for.
         (small, f"{SHORT} | pool_layers(tokens='first') + {SHORT}"),
         (small, f"head('mean') | {SHORT} | magnitude(0.5, what='layers+pooler') + {SHORT}"),
+        # Marks, teachers and steps as they will be.
+        (made, f"mark('here') + {SHORT} | distill('here') + rpp(steps=1) + {SHORT} | rewind('here')"),
+        (made, f"{SHORT} | add_vocabulary(60) | pretrain(mixed=0.5, steps=1) | small_vocabulary | {SHORT}"),
+        (made, f"{SHORT} | lstm(6, inner=5) | align(layers={{-1: -1}}, transform='linear') + distill + {SHORT}"),
+        (made, f"{SHORT} | augment(copies=4, ways='nearest') + distill + smooth_movement(window=6) + {SHORT}"),
     ],
 )
 def test_what_runs_is_not_refused(start, recipe):
@@ -116,6 +144,40 @@ def test_a_matrix_that_was_pruned_while_another_is_stored_may_still_be_stored():
     stored = run("sparse", half, TASK, judge=False).encoder
     assert refusal(Recipe(f"l0 + {SHORT} | sparse"), stored, TASK) is None
     assert "leave this sparse out" in str(refusal(Recipe(f"{SHORT} | sparse"), stored, TASK))
+
+
+def test_a_teacher_is_there_once_the_task_was_trained():
+    taught = f"distill + {SHORT}"
+    assert "needs a trained teacher" in str(refusal(Recipe(f"pretrain(steps=1) | {taught}"), small(), TASK))
+    assert refusal(Recipe(f"{SHORT} | {taught}"), small(), TASK) is None
+    assert refusal(Recipe(taught), made(), TASK) is None
+    assert estimate(small(), taught)["fits"]  # which knows of no task
+
+
+def test_marks_of_a_phase_that_is_taken_over_are_known_by_name(tmp_path, trained):
+    begun = f"mark('here') | {SHORT} | {SHORT}"
+    run(begun, made(), TASK, work=tmp_path, judge=False)
+    for label, refused in (("here", []), ("there", ["nothing was marked 'there'; marks so far: latest, here"])):
+        count, said = len(trained), []
+        try:
+            run(f"{begun} | {SHORT} | rewind({label!r}) | {SHORT}", made(), TASK, work=tmp_path, judge=False)
+        except UserError as error:
+            said.append(str(error).removeprefix("rewind: "))
+        assert said == refused and len(trained) == count + (0 if refused else 2)
+
+
+@pytest.mark.parametrize("more", ["", ", masked=False"])
+def test_a_pooler_that_will_not_read_whole_texts_is_told_before_and_after(more):
+    short, task = f"pool_layers(length=9{more})", cut_at(TASK, 20)
+    given = run(short, made(), task, judge=False).encoder
+    told = ["texts may have 20 tokens, but the pooler reads the first 9 and no others; see --length"]
+    assert forewarn(Recipe(f"{SHORT} | {short} + {SHORT}"), made(), task) == told
+    assert forewarn(Recipe(SHORT), given, task) == told
+    assert any("the pooler reads the first 9 tokens" in note for note in evaluate(given, task)["notes"])
+    for recipe, start, length in ((SHORT, given, 9), ("head", given, 20), ("pool_layers", made(), 20)):
+        assert forewarn(Recipe(recipe), start, cut_at(TASK, length)) == []
+        if length == 20:
+            assert not any("pooler" in note for note in evaluate(run(recipe, start, task).encoder, task)["notes"])
 
 
 def test_a_model_without_weights_has_shapes_only():
@@ -159,13 +221,34 @@ def test_a_study_says_at_once_what_does_not_fit(again, tmp_path, trained):
     start = make.Start(made(), "small bert", fingerprint(made()))
     asked = study.Study("", ("pair",), arms, (9, 25), tmp_path, kind=MACHINERY_CHECK, named=True)
     bench, told = study.Bench(start, {"pair": TASK}), []
-    results = study.run_study(asked, bench, line=lambda text: told.append((text, len(trained))))
+    results = run_study(asked, bench, line=lambda text: told.append((text, len(trained))))
     assert [result.status for result in results] == ["ok", "ok", "failed", "failed"]
     assert trained == ["train"] * 2 and [count for _, count in told] == [0, 0, 1, 2]
     assert told[1][0].startswith("2 of 4: pair, seed 25, does not: failed, drop_layers(keep=9): the model has 2 layers")
     if again:
-        assert study.run_study(replace(asked, again=True), bench) == results
+        assert run_study(replace(asked, again=True), bench) == results
         assert trained == ["train"] * 2
+
+
+def test_a_study_knows_recipes_that_can_never_run_before_the_first_run(tmp_path, trained):
+    """Whatever speaks against them: steps, marks, teachers, other methods, an LSTM, files."""
+    never = [
+        f"rpp + {SHORT}",
+        f"{SHORT} | smooth_movement + {SHORT}",
+        f"{SHORT} | rewind('here')",
+        f"mark('here') | lstm(6, inner=5) + {SHORT} | rewind('here')",
+        f"lstm(6, inner=5) | align('scores') + {SHORT}",
+        f"student(2, width=8, start='slice') | align + {SHORT}",
+        f"magnitude(0.5) + {SHORT} | binary + {SHORT}",
+        f"unlabelled + {SHORT}",
+        f"train(freeze='backbone', store={str(tmp_path / 'nowhere')!r})",
+    ]
+    arms, _ = read_arms("; ".join([SHORT, *never]))
+    asked = study.Study("", ("pair",), arms, (9, 25), tmp_path / "out", kind=MACHINERY_CHECK)
+    bench, told = study.Bench(make.Start(made(), "small bert", fingerprint(made())), {"pair": TASK}), []
+    results = run_study(asked, bench, line=lambda text: told.append(len(trained)))
+    assert [result.status for result in results] == ["ok"] * 2 + ["failed"] * 2 * len(never)
+    assert told == [0] * 2 * len(never) + [1, 2] and trained == ["train"] * 2
 
 
 def test_a_finished_phase_is_taken_over_though_it_could_not_be_made_any_more(tmp_path, trained):

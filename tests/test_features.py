@@ -19,8 +19,9 @@ from test_processes import free_port
 from test_resume import counted, killed_at, no_pickle
 from toys import is_same_state, run, small, stream_of, toy_task
 
+from smallbert.batches import Layout, make_batch
 from smallbert.cli import main
-from smallbert.data import Layout, Stream, make_batch
+from smallbert.data import Stream
 from smallbert.errors import RunError, UserError
 from smallbert.features import building, computing
 from smallbert.features.building import build_store
@@ -159,6 +160,36 @@ def test_killed_and_gone_on_with_is_the_same_to_the_byte(tmp_path):
     assert contents(tmp_path / "s") == contents(tmp_path / "whole")
     with patch.object(building, "_write_shard", side_effect=AssertionError):
         build(tmp_path / "s")  # nothing is left to do
+
+
+HOLD = """
+import sys, time
+from smallbert.features import building
+with open(sys.argv[1], "a") as claims, building._claimed(claims, building.PAPERS):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_what_killed_writes_left_is_swept_unless_somebody_writes(finished, tmp_path):
+    """Of store.json and the lengths, as of shards: by the next build, when nobody alive is at them."""
+    out = tmp_path / "store"
+    build(out)
+    names = {file.name for file in out.iterdir()}
+    if not finished:
+        (out / "00000.safetensors").unlink()
+    left = [out / f".{name}.0123abcd" for name in ("store.json", "lengths.safetensors")]
+    for file in left:
+        file.touch()
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, out / ".claims"], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    building._sweep(out)
+    assert all(file.exists() for file in left)
+    holder.kill()
+    holder.wait()
+    build(out)
+    assert {file.name for file in out.iterdir()} == names
 
 
 @pytest.mark.slow  # starts processes, each of which takes seconds to import

@@ -12,7 +12,8 @@ import pytest
 from workers import broken, is_alive, killed, prepare, wait_until
 
 from smallbert.errors import RunError
-from smallbert.jobs import run_jobs, shared_gpu
+from smallbert.jobs import run_jobs
+from smallbert.sharing import shared_gpu
 
 FAKE = """#!/bin/sh
 if [ "$1" = "-d" ]; then echo "start $CUDA_MPS_PIPE_DIRECTORY" >> {log}; exit {code}; fi
@@ -178,6 +179,6 @@ def test_a_gpu_daemon_that_does_not_start_is_done_without(tmp_path, monkeypatch)
 
 def test_the_gpu_daemon_does_not_outlive_a_killed_parent(tmp_path, monkeypatch):
     log = fake_daemon(tmp_path, monkeypatch)
-    code = "import os\nfrom smallbert.jobs import shared_gpu\nwith shared_gpu(): os.kill(os.getpid(), 9)"
+    code = "import os\nfrom smallbert.sharing import shared_gpu\nwith shared_gpu(): os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
     wait_until(lambda: "quit" in log.read_text(), 10.0)

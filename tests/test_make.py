@@ -91,6 +91,14 @@ def test_what_is_left_of_a_pruned_model_is_told_where_a_user_looks(tmp_path):
         note.startswith(f"{left.layers:.1%} of the weights in the layers' matrices are left") and f"- {note}" in readme
     )
 
+    assert (
+        sum("are left" in note for note in card["trained"]["notes"]) == readme.count("are left") == 1
+    )  # once is enough
+    twice = f"{recipe} | magnitude(0.05) + train(epochs=0.2, batch=8)"
+    both = make.make_one(twice, make.tiny_start("bert"), make_task(), 0, tmp_path / "twice", alone=True, **facts)
+    told = [note for note in both["trained"]["notes"] if "are left" in note]  # of the first phase, and in the end
+    assert len(told) == 2 and told[0].startswith("10.") and f"{weights_left(both).layers:.1%} of the weights" in told[1]
+
     dense = one(tmp_path / "dense", alone=True)
     assert [row["left"] for row in format_rows([dense, card])][1] == shown and "left" not in format_rows([dense])[0]
     assert "zeros make dense products no faster" in str(render_table([card]).caption)

@@ -22,7 +22,7 @@ from toys import (
     toy_task,
 )
 
-from smallbert.data import Layout, make_batch
+from smallbert.batches import Layout, make_batch
 from smallbert.errors import UserError
 from smallbert.methods import METHODS, Method
 from smallbert.methods.distill import divergence

@@ -9,8 +9,11 @@ from toys import accuracy, batch_of, is_same_state, phase_of, run, scores_of, sm
 from transformers import AutoTokenizer
 
 from smallbert import make
+from smallbert.batches import Layout, make_batch
 from smallbert.cli.catalog import inspect_folder
-from smallbert.data import STUDENT, Layout, Stream, _end_to_end, make_batch, tokenizer_key
+from smallbert.data import STUDENT, Stream, _end_to_end, tokenizer_key
+from smallbert.errors import UserError
+from smallbert.estimate import refusal
 from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.cost import count_macs, count_parameters, measure
 from smallbert.methods.bottleneck import Bottleneck
@@ -18,6 +21,8 @@ from smallbert.model.anatomy import layers, part, words
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.replace import bare
 from smallbert.model.vocabulary import special_pieces
+from smallbert.presets import PRESETS
+from smallbert.recipe import Recipe
 from smallbert.tiny import make_task
 
 TASK = toy_task("pair", 16)
@@ -143,6 +148,21 @@ def test_words_are_copied_reduced_or_new():
     torch.testing.assert_close(found.square().sum(), best)  # no five directions hold more
     frozen = run("lstm(4) | train(epochs=1, batch=8, lr=0.01, freeze='embeddings')", teacher, TASK).encoder
     assert torch.equal(words(frozen.backbone).weight, table)
+
+
+def test_presets_that_cannot_take_an_lstm_say_so_before_anything_is_trained():
+    given = run("lstm(6, inner=5, embed=128, words='new')", small(), TASK).encoder
+    fits = {name for name, preset in PRESETS.items() if refusal(Recipe(preset.recipe), given, TASK) is None}
+    assert fits == {"baseline", "int8", "bilstm"}
+    assert "has no layers to compare" in str(refusal(Recipe("mobilebert"), given, TASK))
+
+
+@pytest.mark.parametrize("what", ["attention", "scores", "relations", "embeddings", "hidden"])
+@pytest.mark.parametrize("student", ["lstm(6, inner=5)", "head"])
+def test_layers_are_not_compared_where_there_are_none(what, student):
+    with pytest.raises(UserError, match="'bilstm' has no layers to compare; write align"):
+        teacher = "mark('here')" if student != "head" else "lstm(6, inner=5) | mark('here')"
+        run(f"{teacher} | {student} | align({what!r}, teacher='here') + train(epochs=1, batch=8)", small(), TASK)
 
 
 def test_a_distilled_lstm_learns():

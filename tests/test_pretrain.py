@@ -8,8 +8,9 @@ from torch.nn import functional
 from toys import is_same_state, phase_of, run, small, toy_task, trajectory
 from transformers import AutoConfig, AutoModelForMaskedLM
 
+from smallbert.batches import Layout, make_batch
 from smallbert.corpus import lines_of, masked_stream, read_blocks
-from smallbert.data import STUDENT, Layout, make_batch
+from smallbert.data import STUDENT
 from smallbert.errors import UserError
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.heads import IGNORE, UNKNOWN

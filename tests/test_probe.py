@@ -9,8 +9,9 @@ import pytest
 import torch
 from toys import toy_task
 
+from smallbert.batches import Layout, make_batch
 from smallbert.cli import main
-from smallbert.data import Layout, make_batch, tokenise
+from smallbert.data import tokenise
 from smallbert.errors import RunError, UserError
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import save_folder

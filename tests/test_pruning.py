@@ -4,9 +4,8 @@ import pytest
 import torch
 from pruned import CURVED, SIX, TASK, WHOLE, density, everything
 from safetensors.torch import load_file
-from toys import accuracy, is_same_state, phase_of, run, small, state_of, toy_task
+from toys import accuracy, check_refused, is_same_state, phase_of, run, small, state_of, toy_task
 
-from smallbert.errors import UserError
 from smallbert.measuring.cost import count_parameters
 from smallbert.methods import METHODS
 from smallbert.methods.l0 import _Gated
@@ -250,8 +249,7 @@ def test_watch_sees_masks_as_in_use_and_zeros_that_are_stored(encoder):
     ],
 )
 def test_refusals(encoder, recipe, match):
-    with pytest.raises(UserError, match=match):
-        run(recipe, encoder, TASK)
+    check_refused(recipe, encoder, TASK, match)
 
 
 MILD = [  # each leaves a quarter to a half of the weights

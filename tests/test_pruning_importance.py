@@ -225,7 +225,13 @@ def test_events_are_where_they_should_be(trained):
     kept = [entry["value"]["kept"] for entry in outcome.traces["watch"]]
     assert [round(sum(one) / len(one), 2) for one in kept] == pytest.approx([0.3] * 6, abs=0.01)
     assert sum(what[0] == "second_order: curvature" for what in said) == 3  # at three events
-    assert any("the inverse Fisher takes 0.2 MB at each of up to 3 events" in note for note in outcome.notes)
+    assert any("the inverse Fisher takes 0.2 MB at each of 3 events" in note for note in outcome.notes)
+
+
+def test_events_that_fall_on_one_step_are_one(trained):
+    short = f"{CURVED.replace('events=3', 'events=7')} + train(epochs=1, batch=64, lr=0.001)"
+    outcome = run(short, trained, TASK, judge=False)
+    assert any("MB at 1 of 7 events, since the phase has 1 step (" in note for note in outcome.notes)
 
 
 def test_a_fisher_matrix_that_cannot_fit_is_refused(encoder, monkeypatch):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from toys import batch_of, is_same_state, phase_of, run, scores_of, small, snapshot, toy_task
+from toys import batch_of, check_refused, is_same_state, phase_of, run, scores_of, small, snapshot, toy_task
 from transformers import AutoModelForSequenceClassification
 
 from smallbert.data import tokenizer_key
@@ -244,8 +244,7 @@ def test_random_students_follow_the_seed():
     ],
 )
 def test_refusals(recipe, said):
-    with pytest.raises(UserError, match=said):
-        run(recipe, trained(), TASK)
+    check_refused(recipe, trained(), TASK, said)
 
 
 # Another checkpoint

@@ -22,13 +22,15 @@ from smallbert.errors import UserError
 from smallbert.files import alone_in, write_json
 from smallbert.jobs import WorkerLost
 from smallbert.measuring.card import MACHINERY_CHECK
-from smallbert.measuring.findings import Result, conclude, find_convergence, gather, marks_by_chance, pair_up
+from smallbert.measuring.convergence import find_convergence
+from smallbert.measuring.findings import Result, conclude, gather, marks_by_chance, pair_up
 from smallbert.measuring.shelf import load_cards, pack_cards
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import load_folder
 from smallbert.recipe import Recipe
 from smallbert.report.sheets import About, seeds_sheet
 from smallbert.report.study import make_report, to_json, to_markdown, troubles, write_study
+from smallbert.runs import make_piece, run_study
 
 FIRST = "finetune(epochs=1, lr=1e-3, batch=16)"
 PLAIN, MIXED = f"{FIRST} | magnitude(0.5) + train(epochs=1)", f"{FIRST} | mix_layers | magnitude(0.5) + train(epochs=1)"
@@ -115,7 +117,7 @@ def test_runs_go_seed_by_seed_and_share_beginnings(start, tmp_path, trained):
     order = [(piece.seed, piece.arm) for job in study.plan(asked, bench) for piece in job]
     assert order == [(9, 0), (9, 1), (9, 2), (25, 0), (25, 1), (25, 2)]
     lines = []
-    results = study.run_study(asked, bench, line=lines.append)
+    results = run_study(asked, bench, line=lines.append)
     assert trained == ["finetune", "magnitude + train", "magnitude + train"] * 2
     assert [(result.arm, result.seed, result.status) for result in results] == [
         (arm, seed, "ok") for arm in "abc" for seed in (9, 25)
@@ -134,12 +136,12 @@ def test_runs_go_seed_by_seed_and_share_beginnings(start, tmp_path, trained):
 
 def test_finished_runs_are_not_made_again_and_failed_ones_only_if_asked(start, tmp_path, trained):
     asked, bench = make_study(start, tmp_path, f"drop_layers(9) | {FIRST}; {FIRST}", seeds=[0])
-    first = study.run_study(asked, bench)
+    first = run_study(asked, bench)
     assert [result.status for result in first] == ["failed", "ok"] and "2 layers" in first[0].why
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
-    assert study.run_study(asked, bench) == first and trained == ["finetune"]
+    assert run_study(asked, bench) == first and trained == ["finetune"]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == before
-    study.run_study(replace(asked, again=True), bench)
+    run_study(replace(asked, again=True), bench)
     after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
     assert ["drop_layers" in path.name for path in after if after[path] != before[path]] == [True]
     more, _ = make_study(start, tmp_path, f"drop_layers(9) | {FIRST}; {FIRST}", seeds=[0, 1])
@@ -152,7 +154,7 @@ def test_other_kinds_splits_and_kept_models(start, tmp_path):
     )
     for name, task in bench.tasks.items():
         bench.tasks[name] = replace(task, splits={**task.splits, "test": task.split("dev").take(range(6))})
-    results = study.run_study(asked, bench)
+    results = run_study(asked, bench)
     assert [(result.task, result.status) for result in results] == [("regress", "ok"), ("answer", "ok")]
     cards = load_cards(tmp_path / "cards", (MACHINERY_CHECK,))
     assert {card["split"] for card in cards} == {"test"} and {card["headline"] for card in cards} == {"pearson", "em"}
@@ -165,7 +167,7 @@ def test_other_kinds_splits_and_kept_models(start, tmp_path):
 
 def test_packed_cards_outlive_settings_that_came_later(start, tmp_path):
     asked, bench = make_study(start, tmp_path, FIRST, seeds=[0])
-    study.run_study(asked, bench)
+    run_study(asked, bench)
     path = pack_cards(tmp_path)
     written = json.loads(path.read_text(encoding="utf-8"))
     assert ", compile=None" in written["recipe"]
@@ -177,9 +179,9 @@ def test_packed_cards_outlive_settings_that_came_later(start, tmp_path):
 
 
 def test_failed_runs_tried_again_share_their_beginning(start, tmp_path, trained):
-    asked, bench = make_study(start, tmp_path, f"{FIRST} | rewind('a'); {FIRST} | rewind('b')", seeds=[0])
+    asked, bench = make_study(start, tmp_path, f"{FIRST} | mixed_bits(0.5); {FIRST} | mixed_bits(0.6)", seeds=[0])
     for again in (False, True):
-        results = study.run_study(replace(asked, again=again), bench)
+        results = run_study(replace(asked, again=again), bench)
         assert [result.status for result in results] == ["failed"] * 2
     assert trained == ["finetune"] * 2  # once each time
 
@@ -189,24 +191,24 @@ def test_a_job_falls_apart_as_its_beginnings_are_made(start, tmp_path, trained):
     job, alone = study.plan(asked, bench)
     arms = lambda jobs: [[piece.arm for piece in job] for job in jobs]  # noqa: E731
     assert arms([job, alone]) == [[0, 1, 2, 3], [4]] == arms([*study.part(asked, bench, job), alone])
-    study.make_piece(asked, bench, False, job[0])
+    make_piece(asked, bench, False, job[0])
     assert arms(study.part(asked, bench, job[1:])) == [[1], [2, 3]]  # what two still wait for is made once
-    study.make_piece(asked, bench, False, job[2])
+    make_piece(asked, bench, False, job[2])
     assert arms(study.part(asked, bench, [job[1], job[3]])) == [[1], [3]]
     assert arms(study.part(replace(asked, seeds=(1,)), bench, [piece._replace(seed=1) for piece in job])) == [
         [0, 1, 2, 3]
     ]
-    assert [result.status for result in study.run_study(asked, bench)] == ["ok"] * 5  # goes on with what is there
+    assert [result.status for result in run_study(asked, bench)] == ["ok"] * 5  # goes on with what is there
     assert trained == ["finetune", "magnitude + train", "magnitude + train"] and not (tmp_path / "work").exists()
 
 
 def test_a_kept_model_is_a_beginning_that_is_made(start, tmp_path, trained):
     first, bench = make_study(start, tmp_path, FIRST, seeds=[0], keep_models=True)
-    study.run_study(first, bench)
+    run_study(first, bench)
     asked, _ = make_study(start, tmp_path, f"{FIRST}; {PLAIN}; {MIXED}", seeds=[0])
     (job,) = study.plan(asked, bench)
     assert [[piece.arm for piece in part] for part in study.part(asked, bench, job[1:])] == [[1], [2]]
-    study.run_study(asked, bench)
+    run_study(asked, bench)
     assert trained == ["finetune", "magnitude + train", "magnitude + train"]
 
 
@@ -232,18 +234,18 @@ def trainings(folder):
 @pytest.mark.slow  # starts processes, each of which takes seconds to import
 def test_runs_behind_one_beginning_go_to_many_workers(tmp_path, monkeypatch):
     """Two of them wait for each other, so that they must run at once; all are what they are one by one."""
-    monkeypatch.setattr(study, "_prepare", partial(prepare_watched, {CUT: 2, TAUGHT: 2}))
+    monkeypatch.setattr("smallbert.runs._prepare", partial(prepare_watched, {CUT: 2, TAUGHT: 2}))
     asked, bench = make_screen(tmp_path / "out", keep_models=True)
     lines, kept = [], []
     beginnings = lambda: len(list(asked.out.glob("work/beginning-*")))  # noqa: E731
-    results = study.run_study(asked, bench, 3, line=lambda text: lines.append(text) or kept.append(beginnings()))
+    results = run_study(asked, bench, 3, line=lambda text: lines.append(text) or kept.append(beginnings()))
     assert [result.status for result in results] == ["ok", "ok", "ok", "failed", "ok"]
     assert len(lines) == 5 and max(kept) > 0 and kept[-1] == 0
     found = trainings(tmp_path)
     assert {name: len(where) for name, where in found.items()} == {"finetune": 1, CUT: 1, TAUGHT: 1}
     assert found[CUT] != found[TAUGHT] and {path.name for path in asked.out.iterdir()} == {"cards", "models"}
     one_by_one, bench = make_screen(tmp_path / "one by one", keep_models=True)
-    study.run_study(one_by_one, bench, 1)
+    run_study(one_by_one, bench, 1)
     models = sorted(asked.out.glob("models/*"))
     assert len(models) == 4
     for model in models:
@@ -253,16 +255,16 @@ def test_runs_behind_one_beginning_go_to_many_workers(tmp_path, monkeypatch):
 
 @pytest.mark.slow  # five processes; test_jobs.py has stops and deaths of light ones
 def test_a_stop_and_a_dead_worker_behind_one_beginning(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "_prepare", partial(prepare_watched, {TAUGHT: 0}))
+    monkeypatch.setattr("smallbert.runs._prepare", partial(prepare_watched, {TAUGHT: 0}))
     asked, bench = make_screen(tmp_path / "out")
 
     def stop(text):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        study.run_study(asked, bench, 2, line=stop)
+        run_study(asked, bench, 2, line=stop)
     assert any(result.status == "not run" for result in study.results_of(asked, bench))
-    results = study.run_study(asked, bench, 2)
+    results = run_study(asked, bench, 2)
     assert [result.status for result in results] == ["ok", "ok", "ok", "failed", "ok"]
     found = trainings(tmp_path)
     assert len(found["finetune"]) == 1 and len(found[TAUGHT]) >= 2 and len({*found[TAUGHT]}) >= 2
@@ -281,15 +283,15 @@ def test_too_little_memory_is_an_error_only_while_others_run(start, tmp_path, mo
     for error, memory in ((MemoryError(), True), (RuntimeError("CUDA error: an illegal access"), False)):
         errors.append(error)
         with pytest.raises(WorkerLost) as lost:
-            study.make_piece(asked, bench, False, piece, deaths=1)
+            make_piece(asked, bench, False, piece, deaths=1)
         assert lost.value.memory is memory and study.result_of(asked, bench, piece).status == "not run"
     errors.append(RuntimeError("shapes do not fit"))  # the recipe's own trouble
-    study.make_piece(asked, bench, False, piece)
+    make_piece(asked, bench, False, piece)
     assert "shapes do not fit" in study.result_of(asked, bench, piece).why
     errors.append(MemoryError())
-    study.make_piece(replace(asked, again=True), bench, True, piece)
+    make_piece(replace(asked, again=True), bench, True, piece)
     assert "not enough memory" in study.result_of(asked, bench, piece).why
-    study.make_piece(asked, bench, False, piece, deaths=2, why="signal 9")
+    make_piece(asked, bench, False, piece, deaths=2, why="signal 9")
     result = study.result_of(asked, bench, piece)
     assert result.status == "failed" and "ended twice" in result.why and "signal 9" in result.why
 
@@ -297,15 +299,15 @@ def test_too_little_memory_is_an_error_only_while_others_run(start, tmp_path, mo
 def test_one_folder_is_written_by_one_study(start, tmp_path):
     asked, bench = make_study(start, tmp_path, FIRST, seeds=[0])
     with alone_in(tmp_path), pytest.raises(UserError, match="in use by another"):
-        study.run_study(asked, bench)
-    assert [result.status for result in study.run_study(asked, bench)] == ["ok"]
+        run_study(asked, bench)
+    assert [result.status for result in run_study(asked, bench)] == ["ok"]
 
 
 def test_a_launch_of_many_processes_is_refused(start, tmp_path, monkeypatch):
     asked, bench = make_study(start, tmp_path, FIRST, seeds=[0])
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="without accelerate launch"):
-        study.run_study(asked, bench)
+        run_study(asked, bench)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 from smallbert.errors import UserError
 from smallbert.tasks import TASKS, Split, Task, hold_out, load_task
-from smallbert.tasks.task import CHOOSE, with_choice
+from smallbert.tasks.derived import CHOOSE, with_choice
 
 DATA = Path(__file__).parent / "data"
 

@@ -22,7 +22,8 @@ from toys import (
     trajectory,
 )
 
-from smallbert.data import Layout, Stream, Tokens
+from smallbert.batches import Layout
+from smallbert.data import Stream, Tokens
 from smallbert.errors import UserError
 from smallbert.measuring.evaluate import evaluate
 from smallbert.methods import METHODS, Method

@@ -31,6 +31,7 @@ from smallbert.tuning import held, search, trial  # noqa: E402
 from smallbert.tuning.records import Record, best_of, importances, records_of  # noqa: E402
 from smallbert.tuning.space import read_space, rows  # noqa: E402
 from smallbert.tuning.storage import open_study, revive, without_password  # noqa: E402
+from smallbert.tuning.trial import COMMON  # noqa: E402
 
 SPACE = "finetune(lr=log(1e-5, 1e-2), epochs={0.5, 1}, batch=16)"
 
@@ -304,7 +305,35 @@ def test_the_final_runs_share_the_states_of_a_frozen_backbone(tmp_path, monkeypa
     _, results = search.run_finals(tuning, bench, records[1])
     assert len(results) == 4 and {one.status for one in results} <= {"ok", "diverged"}, "two arms, two seeds"
     assert len(shards) == 1, "of all of train, once"
-    assert not (tuning.study.out / "states").exists()
+    assert not (tuning.study.out / COMMON).exists()
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from smallbert.files import shared_folder
+with shared_folder(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_what_others_use_and_what_a_user_has_there_is_not_taken_away(tmp_path, monkeypatch):
+    """A process that is done leaves what others still learn from; the last one takes it away, and nothing else."""
+    tuning, bench = tuning_of(tmp_path, monkeypatch, "head + train(freeze='backbone', epochs={0.5, 1})", trials=2)
+    out = tuning.study.out
+    for name in ("states", "beginnings"):
+        (out / name).mkdir(parents=True)
+    best = search.search(tuning, bench)[0]
+    other = subprocess.Popen([sys.executable, "-c", HOLD, out / COMMON], stdout=subprocess.PIPE, text=True)
+    assert other.stdout.readline() == "held\n"
+    _, results = search.run_finals(tuning, bench, best)
+    assert list((out / COMMON / "states").iterdir())
+    other.kill()
+    other.wait()
+    assert search.run_finals(tuning, bench, best)[1] == results
+    assert not (out / COMMON).exists() and not list(out.glob(f".{COMMON}.*"))
+    assert (out / "states").is_dir() and (out / "beginnings").is_dir()
 
 
 # Storage.
@@ -392,7 +421,7 @@ def test_the_command_searches_then_scores_and_goes_on(tmp_path, capsys):
     cards = load_cards(out, (MACHINERY_CHECK,))
     assert {card["seed"] for card in cards} == {0, 1} and {card["preset"] for card in cards} <= {"default", "tuned"}
     assert (out / "tune.png").stat().st_size > 10_000 and "## How it was done" in (out / "tune.md").read_text()
-    assert not (out / "beginnings").exists() and not (out / "work").exists()
+    assert not (out / COMMON).exists() and not (out / "work").exists()
     assert main(command(out, "--trials", 4, "--json")) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["trials"]["done"] == 4 and "3 of 4 trials are finished already" in said.err

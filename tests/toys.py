@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from smallbert.data import Layout, make_batch, tokenise
+from smallbert.batches import Layout, make_batch
+from smallbert.data import tokenise
+from smallbert.errors import UserError
 from smallbert.model.encoder import fingerprint
 from smallbert.run import run_recipe
 from smallbert.tasks.task import Split, Task
@@ -69,6 +71,13 @@ def small(family: str = "bert", layers: int = 2, seed: int = 0, **shape):
 def run(recipe, encoder, task=None, seed: int = 0, **options):
     """Run a recipe on the CPU."""
     return run_recipe(recipe, encoder, task, seed, device="cpu", **options)
+
+
+def check_refused(recipe, encoder, task, match: str) -> None:
+    """A recipe is refused in one sentence, and where it cannot be read, with its text and carets under the place."""
+    with pytest.raises(UserError, match=match) as refusal:
+        run(recipe, encoder, task)
+    assert str(refusal.value).count("\n") in (0, 2)
 
 
 def stream_of(encoder, task, split: str = "dev"):

@@ -89,7 +89,7 @@ def prepare_watched(plan: dict, asked):
 
     {"magnitude + train": 2} waits for a second process that trains; {"distill + train": 0} is killed the first time
     """
-    from smallbert import run, study
+    from smallbert import run, runs
 
     real, folder = run.train, asked.out.parent
 
@@ -104,7 +104,7 @@ def prepare_watched(plan: dict, asked):
         return real(phase, *rest)
 
     run.train = train
-    return study._prepare(asked)
+    return runs._prepare(asked)
 
 
 def broken():

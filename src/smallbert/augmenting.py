@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from smallbert.data import STUDENT, Layout, Stream, Tokens, longest_input, make_batch, sort_into_batches
+from smallbert.batches import Layout, make_batch, sort_into_batches
+from smallbert.data import STUDENT, Stream, Tokens, longest_input
 from smallbert.errors import UserError
 from smallbert.model.anatomy import words
 from smallbert.model.heads import IGNORE

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import torch
 from torch import nn
 
+from smallbert.answering import is_made_for
+from smallbert.data import usable_length
 from smallbert.errors import UserError
 from smallbert.measuring.cost import weights_of
-from smallbert.methods import Method
+from smallbert.methods import METHODS, Method
 from smallbert.model.anatomy import linears
-from smallbert.model.encoder import Encoder
+from smallbert.model.encoder import HEAD, Encoder
 from smallbert.recipe import Recipe
-from smallbert.training.masks import What, maskable, stack_up
+from smallbert.training.masks import What, hold_zeros, maskable, stack_up
+from smallbert.training.phase import Phase
 
 if TYPE_CHECKING:
     from smallbert.tasks import Task
 
+Marks = dict[str, Encoder | None]
+LATEST = "latest"  # the mark of the encoder that was trained last
 WHOLE = 0.99  # of a matrix with so many numbers other than zero nothing is saved without its zeros
 
 
@@ -30,7 +35,7 @@ def estimate(encoder: Encoder, recipe: Recipe | str) -> dict[str, Any]:
     """
     unknown: dict[str, Any] = {"layers": None, "parameters": None, "weight_bytes": None}
     try:
-        made = foresee(encoder, Recipe(recipe).phases())
+        made = foresee(encoder, map(tuple, Recipe(recipe).phases()), marks={LATEST: None})
     except UserError as error:
         return {"fits": False, "why": str(error), **unknown}
     if made is None:
@@ -44,14 +49,53 @@ def estimate(encoder: Encoder, recipe: Recipe | str) -> dict[str, Any]:
     }
 
 
-def foresee(encoder: Encoder, phases: Iterable[Iterable[Method]], task: Task | None = None) -> Encoder | None:
+def phases_of(recipe: Recipe, encoder: Encoder, task: Task | None) -> list[tuple[Method, ...]]:
+    """The recipe's phases; an encoder without a head for the task gets one first, unless the recipe says which."""
+    phases = [tuple(phase) for phase in recipe.phases()]
+    needed = next((n for n, phase in enumerate(phases, 1) if any(method.trains for method in phase)), len(phases))
+    named = any(method.name == "head" for phase in phases[:needed] for method in phase)
+    if task is not None and not named and not is_made_for(encoder, task):
+        phases.insert(0, (METHODS["head"](),))
+    return phases
+
+
+def marks_at_first(encoder: Encoder, task: Task | None) -> dict[str, Any]:
+    """A model that was made for the task can teach from the beginning."""
+    return {LATEST: encoder} if task is not None and is_made_for(encoder, task) else {}
+
+
+def refusal(recipe: Recipe, encoder: Encoder, task: Task | None) -> UserError | None:
+    """What running a recipe will be refused by, as far as the shape of the encoder tells; it may be without weights."""
+    try:
+        foresee(encoder, phases_of(recipe, encoder, task), task, marks_at_first(encoder, task))
+    except UserError as error:
+        return error
+    return None
+
+
+def forewarn(recipe: Recipe, encoder: Encoder, task: Task) -> list[str]:
+    """What nothing refuses, but should be known before a recipe is run: a pooler that will not read whole texts."""
+    try:
+        made = foresee(encoder, phases_of(recipe, encoder, task), task, marks_at_first(encoder, task))
+    except UserError:
+        return []  # which is said when it is run
+    reads = 0 if made is None else getattr(made.heads[HEAD], "positions", 0)
+    if not 0 < reads < (length := usable_length(encoder, None, task)):
+        return []
+    return [f"texts may have {length} tokens, but the pooler reads the first {reads} and no others; see --length"]
+
+
+def foresee(
+    encoder: Encoder, phases: Iterable[tuple[Method, ...]], task: Task | None = None, marks: Marks | None = None
+) -> Encoder | None:
     """The encoder that phases would make, without weights; None where that depends on what the weights will be.
 
-    What running would refuse for the model's sake is refused here, in the same sentence, and nothing else is.
+    What running would refuse for the model's sake is refused here, in the same sentence, and nothing else is. `marks`
+    are those of the phases before; a mark of which only the name is known is None.
     """
-    empty = without_weights(encoder)
-    for methods in phases:
-        methods = sorted(methods, key=lambda method: method.stage)
+    empty, marks = without_weights(encoder), dict(marks or {})
+    for given in phases:
+        methods = sorted(given, key=lambda method: method.stage)
         for method in methods:
             try:
                 if method.name != "head" or task is not None:
@@ -65,7 +109,40 @@ def foresee(encoder: Encoder, phases: Iterable[Iterable[Method]], task: Task | N
         for method in methods:
             if method.trains:  # what prunes while it trains looks when all is built
                 _prune(empty, method)
+        _go_through(empty, given, task, marks)
     return empty
+
+
+def _go_through(empty: Encoder, methods: tuple[Method, ...], task: Task | None, marks: Marks) -> None:
+    """Let the methods of a phase say what they refuse, and leave the marks that it would leave."""
+    trains = any(method.trains for method in methods)
+    if trains and not any(method.is_train_setting for method in methods):
+        methods = (*methods, METHODS["train"]())
+    phase = Phase(empty, methods, task, 0, cast(dict[str, Encoder], marks))
+    for method in phase.methods:
+        method.fits(phase, _steps(phase) if trains else 0)
+    for method in phase.methods:
+        if method.prunes and method.trains:
+            hold_zeros(empty, maskable(empty, method.what))  # type: ignore[attr-defined]
+    if trains and is_of_task(methods):
+        marks[LATEST] = empty.copy()
+    for method in phase.methods:
+        method.take_over(phase)
+
+
+def _steps(phase: Phase) -> int | None:
+    """How many steps a phase will take; None where the number of its texts is not known before they are read."""
+    if getattr(phase.settings, "steps", None):
+        return phase.steps_over(0)
+    known = phase.task is not None and phase.task.kind != "answer" and is_of_task(tuple(phase.methods))
+    if not known or any(type(method).rows is not Method.rows for method in phase.methods):
+        return None
+    return phase.steps_over(len(phase.task.split("train")))  # type: ignore[union-attr]
+
+
+def is_of_task(methods: tuple[Method, ...]) -> bool:
+    """Whether a phase reads the task's own rows, so that what it trained can be judged by them, and teach."""
+    return all(type(method).data is Method.data for method in methods)
 
 
 def without_weights(encoder: Encoder) -> Encoder:

@@ -194,6 +194,57 @@ def alone_in(folder: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
+@contextmanager
+def shared_folder(path: Path) -> Iterator[Callable[[], bool]]:
+    """Use a folder that other processes may use as well; what this gives takes it away, unless one of them still does.
+
+    Where nothing can be held, by the system or on this disk, nobody can know, and it stays.
+    """
+    file = _used_with_others(path)
+
+    def leave() -> bool:
+        if file is None or not _hold(file, alone=True):
+            return False
+        gone = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+        path.rename(gone)  # in one step: who comes now begins with a new one
+        shutil.rmtree(gone, ignore_errors=True)
+        return True
+
+    try:
+        yield leave
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _used_with_others(path: Path) -> Any:
+    """The file of a folder that is locked by all who use it; None where it cannot be."""
+    while True:
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            file = (path / ".in-use").open("a")
+        except FileNotFoundError:  # taken away just now
+            continue
+        if not _hold(file):
+            file.close()
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), (path / ".in-use").stat()):
+                return file
+        file.close()  # the folder went while we waited for the lock
+
+
+def _hold(file: Any, alone: bool = False) -> bool:
+    """Lock a file, with others or alone; False where others have it, or where there are no locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
 def is_full_disk(error: BaseException) -> bool:
     """Whether an error says that the disk is full; safetensors and tokenizers say it in errors of their own."""
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error)

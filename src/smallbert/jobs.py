@@ -10,10 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import shutil
 import signal
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,8 +27,6 @@ Work = Callable[[Any, Say, int, str], Any]  # (piece, say, how many workers it h
 PATIENCE = 30.0  # seconds that a worker asked to stop has to save what it does
 PAUSE = 0.3  # seconds between two messages on how far a worker is
 LOOK = 1.0  # seconds between two looks for pieces that need not wait any more, while a worker has nothing to do
-MPS = "nvidia-cuda-mps-control"
-MPS_FOLDERS = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
 
 
 class WorkerLost(Exception):
@@ -287,35 +282,3 @@ def _in_environment(wanted: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@contextmanager
-def shared_gpu(wanted: bool = True) -> Iterator[dict[str, str]]:
-    """Environment variables under which processes run on one GPU at once instead of in turns, where that can be had."""
-    folder, guard = None, None
-    try:
-        if wanted and shutil.which(MPS) and MPS_FOLDERS[0] not in os.environ:
-            folder = tempfile.mkdtemp(prefix="smallbert-mps-")
-            guard = _start_mps(folder)
-        yield dict.fromkeys(MPS_FOLDERS, folder) if guard and folder else {}
-    finally:
-        if guard is not None:
-            guard.stdin.close()  # type: ignore[union-attr]
-            with suppress(subprocess.TimeoutExpired):
-                guard.wait(PATIENCE)
-        elif folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _start_mps(folder: str) -> subprocess.Popen[bytes] | None:
-    """Start the daemon and a guard, which ends it when this process closes the guard's input or is gone."""
-    environment = {**os.environ, **dict.fromkeys(MPS_FOLDERS, folder)}
-    silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment}
-    try:
-        started = subprocess.run([MPS, "-d"], stdin=subprocess.DEVNULL, timeout=PATIENCE, **silent)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if started.returncode != 0:
-        return None
-    script = f'read line; echo quit | {MPS}; rm -rf "$0"'
-    return subprocess.Popen(["sh", "-c", script, folder], stdin=subprocess.PIPE, start_new_session=True, **silent)

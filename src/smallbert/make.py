@@ -14,10 +14,12 @@ import torch
 from smallbert.answering import match_labels, with_plain_head
 from smallbert.data import Stream, usable_length
 from smallbert.errors import RunError, UserError
+from smallbert.estimate import refusal
 from smallbert.files import is_full_disk, move_folder, write_json, write_text
 from smallbert.measuring.card import RESULT, Card, card_key, make_card
 from smallbert.measuring.evaluate import evaluate
 from smallbert.measuring.model import measure_model
+from smallbert.measuring.pruned import told_once
 from smallbert.measuring.shelf import load_card
 from smallbert.model.anatomy import FAMILIES
 from smallbert.model.encoder import PLAIN, Encoder, fingerprint
@@ -26,10 +28,10 @@ from smallbert.model.heads import same_labels
 from smallbert.processes import from_main, processes
 from smallbert.recipe import Recipe
 from smallbert.report.readme import model_readme
-from smallbert.run import Outcome, refusal, run_recipe
+from smallbert.run import Outcome, run_recipe
 from smallbert.sources import find_data, find_model, model_fingerprint
 from smallbert.tasks import Task, load_task
-from smallbert.tasks.task import cut_at, limit
+from smallbert.tasks.derived import cut_at, limit
 from smallbert.wheels import to_stderr
 
 Say = Callable[[str, int, int, str], None]
@@ -242,7 +244,7 @@ def _finish(
     # Weights that are no numbers have no score; their status says what there is to say.
     sound = all(bool(tensor.isfinite().all()) for tensor in outcome.encoder.parameters())
     found = measure_model(outcome.encoder, made.model, task, facts["split"], say, seconds) if sound else {"notes": []}
-    notes = [*outcome.notes, *found.pop("notes")]
+    notes = told_once(outcome.notes, found.pop("notes"))
     trained = {"steps": outcome.steps, "epochs": outcome.epochs, "packed": outcome.packed, "notes": notes}
     more = {"mixture": outcome.encoder.reading, "traces": outcome.traces}
     if sound and PLAIN in outcome.encoder.heads:

@@ -7,24 +7,18 @@ Text is parsed with `ast`, names and literals only, and never evaluated.
 """
 
 import ast
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
 from smallbert.errors import UserError
 from smallbert.methods import METHODS, RANGES, RESERVED, Combines, Method
 from smallbert.presets import PRESETS
 from smallbert.registry import did_you_mean, known
+from smallbert.syntax import SYNTAX, RecipeError, constant, dashed, error_at, operands, pointing, syntax_tree
 
 Part = TypeVar("Part")
 DEPTH_LIMIT = 20  # of methods that stand for methods that stand for methods …
 PHASE_LIMIT = 10_000
-SYNTAX = "a recipe is methods joined by | (then) and + (together), such as 'drop_layers(6) | distill + train(epochs=3)'"
-
-
-class RecipeError(UserError):
-    """A recipe text that cannot be read; the message shows the text with a caret under the place."""
 
 
 class _Parts(Combines, Sequence[Part], Generic[Part]):
@@ -169,27 +163,7 @@ def _merged(phase: Phase, expansions: list[Recipe | None]) -> Sequence[Phase]:
     return [Phase(method for part in parts for method in part[0])]
 
 
-# Reading text. Every error shows the text with a caret under the place it speaks of.
-
-
-def syntax_tree(text: str) -> ast.expr | None:
-    """Parse a recipe text into one expression, or None where the text is empty."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a bad escape in a string is only a warning to Python
-            # Inside a call, a recipe may run over several lines, and nothing but one argument gets through.
-            tree = ast.parse(f"_(\n{text}\n)", mode="eval").body
-    except SyntaxError as error:
-        what = f"cannot read this recipe ({error.msg.split('.')[0]}); {SYNTAX}"  # Python's own hints mislead here
-        place = (error.lineno or 0, (error.offset or 1) - 1, error.end_lineno, (error.end_offset or 1) - 1)
-        raise RecipeError(_pointed(what, text, *place)) from None
-    except (ValueError, RecursionError, MemoryError):
-        raise RecipeError(f"this recipe is too long, nested too deeply or holds a broken character; {SYNTAX}") from None
-    if not (isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.keywords):
-        raise RecipeError(_pointed(f"cannot read this recipe; {SYNTAX}", text))
-    if len(tree.args) > 1:
-        raise error_at("a comma cannot join methods; write | (then) or + (together)", tree.args[1], text)
-    return tree.args[0] if tree.args else None
+# Reading text; every error shows the text with a caret under the place it speaks of, see syntax.py.
 
 
 def read_tree(node: ast.AST | None, text: str) -> Recipe:
@@ -203,11 +177,11 @@ def read_tree(node: ast.AST | None, text: str) -> Recipe:
             phase = Phase()
             for operand in operands(node, ast.Add):
                 part = read_tree(operand, text)
-                with _pointing(operand, text):
+                with pointing(operand, text):
                     phase = together(phase, part)
             return Recipe(phase)
         case ast.BinOp(op=ast.Sub()):
-            if (name := _dashed(node)) in PRESETS:
+            if (name := dashed(node)) in PRESETS:
                 return Recipe(PRESETS[name].recipe)
             raise error_at(f"- cannot join methods, and a name is written with _ instead; {SYNTAX}", node, text)
         case ast.Name(id=name):
@@ -217,16 +191,6 @@ def read_tree(node: ast.AST | None, text: str) -> Recipe:
         case ast.Set():
             raise _space(node, text)
     raise error_at(f"this is no method; {SYNTAX}", node, text)
-
-
-def _dashed(node: ast.expr) -> str:
-    """A preset's name as tables spell it, half-int8, which Python reads as a difference; "" where it is none."""
-    match node:
-        case ast.Name(id=name):
-            return name
-        case ast.BinOp(left=left, op=ast.Sub(), right=ast.Name(id=name)) if before := _dashed(left):
-            return f"{before}-{name}"
-    return ""
 
 
 def _read_text(text: str) -> Recipe:
@@ -255,7 +219,7 @@ def _called(name: str, node: ast.AST, args: list[ast.expr], keywords: list[ast.k
             raise error_at(f"{what}; write each setting once, as name=value", keyword, text)
         settings[keyword.arg] = _value(keyword.value, text)
     values = [_value(arg, text) for arg in args]
-    with _pointing(node, text):
+    with pointing(node, text):
         return Recipe(METHODS[name](*values, **settings))
 
 
@@ -269,8 +233,8 @@ def _value(node: ast.AST | None, text: str) -> Any:
                 return -value
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return [_value(item, text) for item in items]
-        case ast.Dict(keys=keys, values=items) if all(type(_constant(key)) in (str, int) for key in keys):
-            return {_constant(key): _value(item, text) for key, item in zip(keys, items, strict=True)}
+        case ast.Dict(keys=keys, values=items) if all(type(constant(key)) in (str, int) for key in keys):
+            return {constant(key): _value(item, text) for key, item in zip(keys, items, strict=True)}
         case ast.Name(id=name) if not any(name in names for names in (METHODS, PRESETS, RESERVED)):
             raise _unknown(name, node, text, f" If it is text, write it in quotes: {name!r}.")
         case ast.Name() | ast.Call() | ast.BinOp(op=ast.BitOr() | ast.Add() | ast.Sub()):
@@ -280,65 +244,12 @@ def _value(node: ast.AST | None, text: str) -> Any:
     raise error_at("a setting is a number, a text in quotes, True, False, None, a list, a dict or a recipe", node, text)
 
 
-def _constant(node: ast.AST | None) -> Any:
-    """A plain name or number, one below zero included."""
-    match node:
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as value)) if not isinstance(value, bool):
-            return -value
-        case ast.Constant(value=value):
-            return value
-    return None
-
-
 def _unknown(name: str, node: ast.AST, text: str, hint: str = "") -> RecipeError:
     names = [*METHODS, *PRESETS]
     what = f"no method or preset is called {name!r}.{hint}{did_you_mean(name, names)}{known(names)}"
     return error_at(what, node, text)
 
 
-def operands(node: ast.AST, operator: type[ast.operator]) -> Iterator[ast.AST]:
-    """What a chain such as `a | b | c` joins; read in a loop, since a long chain is a deep tree."""
-    found = []
-    while isinstance(node, ast.BinOp) and isinstance(node.op, operator):
-        found.append(node.right)
-        node = node.left
-    return reversed([*found, node])
-
-
 def _space(node: ast.AST, text: str) -> RecipeError:
     what = "sets and maybe() make a space of many recipes, where one recipe is wanted; write one value here, or give"
     return error_at(f"{what} the whole text to `smallbert compare` or `smallbert search`, which try each", node, text)
-
-
-@contextmanager
-def _pointing(node: ast.AST, text: str) -> Iterator[None]:
-    """Show where in the text an error comes from, unless it already says so."""
-    try:
-        yield
-    except RecipeError:
-        raise
-    except UserError as error:
-        raise error_at(str(error), node, text) from None
-
-
-def error_at(what: str, node: Any, text: str) -> RecipeError:
-    """An error about one part of a recipe text, with carets under it."""
-    lines = [line.encode() for line in _lines(text)]  # ast counts bytes, a caret counts characters
-    start = len(lines[node.lineno - 2][: node.col_offset].decode())
-    end = len(lines[node.end_lineno - 2][: node.end_col_offset].decode())
-    return RecipeError(_pointed(what, text, node.lineno, start, node.end_lineno, end))
-
-
-def _pointed(what: str, text: str, line: int = 2, start: int = 0, end_line: int | None = None, end: int = 0) -> str:
-    """The sentence, then the line it speaks of, then carets; the text's first line is line 2 (see syntax_tree)."""
-    lines = _lines(text)
-    if not 2 <= line < 2 + len(lines):  # Python noticed only behind the end, where the call we put around it closes
-        line, start, end_line = len(lines) + 1, len(lines[-1]), None
-    shown = lines[line - 2].replace("\t", " ")
-    width = (end if end_line == line else len(shown)) - start
-    return f"{what}\n  {shown}\n  {' ' * start}{'^' * max(1, width)}"
-
-
-def _lines(text: str) -> list[str]:
-    """The lines as Python counts them; str.splitlines knows more kinds of line ends."""
-    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")

@@ -9,10 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smallbert.answering import is_made_for
 from smallbert.data import STUDENT, Stream, longest_input, tokenise, tokenizer_key, usable_length
 from smallbert.errors import UserError
-from smallbert.estimate import foresee
+from smallbert.estimate import LATEST, foresee, is_of_task, marks_at_first, phases_of
 from smallbert.finished import find_finished, keep_finished, read_record
 from smallbert.measuring.collapse import find_collapse
 from smallbert.methods import METHODS, Method
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from smallbert.tasks import Split, Task
 
 Say = Callable[[str, int, int, str], None]
-LATEST = "latest"
 
 
 @dataclass
@@ -111,13 +109,10 @@ def run_recipe(
     # Without a key of the caller's, what is kept in a work folder is told apart by the encoder itself.
     key = same_work(key or (fingerprint(encoder) if work else ""), task, seed, limit)
     setting = Setting(task, seed, limit, say, work, key, pause, {} if streams is None else streams, memory, states)
-    marks: dict[str, Encoder] = {}
+    marks: dict[str, Encoder] = marks_at_first(encoder, task)
     student = encoder.copy().to(device)
-    if task is not None:
-        if is_made_for(encoder, task):
-            marks[LATEST] = encoder
     outcome = Outcome(student)
-    phases = _phases(recipe, encoder, task)
+    phases = phases_of(recipe, encoder, task)
     texts = _so_far(phases)
     own = [work / f"phase-{number}" if work is not None else None for number in range(len(phases))]
     places = [(common or {}).get(text) or place for text, place in zip(texts, own, strict=True)]
@@ -127,19 +122,10 @@ def run_recipe(
         if outcome.diverged:
             break
     outcome.encoder.eval()
-    learned = any(_is_of_task(phase) and any(method.trains for method in phase) for phase in phases)
+    learned = any(is_of_task(phase) and any(method.trains for method in phase) for phase in phases)
     if outcome.steps and learned and not outcome.diverged and task is not None and judge:
         outcome.diverged = find_collapse(outcome.encoder, task, setting.seed, setting.length, say)
     return outcome
-
-
-def refusal(recipe: Recipe, encoder: Encoder, task: Task | None) -> UserError | None:
-    """What running a recipe will be refused by, as far as the shape of the encoder tells; it may be without weights."""
-    try:
-        foresee(encoder, _phases(recipe, encoder, task), task)
-    except UserError as error:
-        return error
-    return None
 
 
 def _look_ahead(
@@ -155,10 +141,12 @@ def _look_ahead(
         kept, key = places[number], f"{setting.key}: {texts[number]}"
         if trains[number] and kept is not None and (key in (setting.memory or {}) or read_record(kept, key)):
             if any(trains[number + 1 : -1]) and (done := find_finished(kept, key, setting.memory)) is not None:
-                foresee(done["encoder"], phases[number + 1 :], setting.task)
+                before: Any = [m for some in phases[: number + 1] for m in some if m.name == "mark"]
+                marks = dict.fromkeys([LATEST, *(method.label for method in before)])
+                foresee(done["encoder"], phases[number + 1 :], setting.task, marks)
             return
     if any(trains[:-1]):
-        foresee(encoder, phases, setting.task)
+        foresee(encoder, phases, setting.task, marks_at_first(encoder, setting.task))
 
 
 def same_work(key: str, task: Task | None, seed: int, length: int) -> str:
@@ -166,27 +154,12 @@ def same_work(key: str, task: Task | None, seed: int, length: int) -> str:
     return f"{key} {task and task.fingerprint} seed {seed} length {length}"
 
 
-def _is_of_task(methods: tuple[Method, ...]) -> bool:
-    """Whether a phase reads the task's own rows, so that what it trained can be judged by them, and teach."""
-    return all(type(method).data is Method.data for method in methods)
-
-
-def _phases(recipe: Recipe, encoder: Encoder, task: Task | None) -> list[tuple[Method, ...]]:
-    """The recipe's phases; an encoder without a head for the task gets one first, unless the recipe says which."""
-    phases = [tuple(phase) for phase in recipe.phases()]
-    needed = next((n for n, phase in enumerate(phases, 1) if any(method.trains for method in phase)), len(phases))
-    named = any(method.name == "head" for phase in phases[:needed] for method in phase)
-    if task is not None and not named and not is_made_for(encoder, task):
-        phases.insert(0, (METHODS["head"](),))
-    return phases
-
-
 def beginnings(recipe: Recipe, encoder: Encoder, task: Task | None) -> dict[str, bool]:
     """The recipe written out up to and with each phase, and whether that phase trains; equal texts are equal work.
 
     {"head(…)": False, "head(…) | finetune(…)": True, "head(…) | finetune(…) | quantize(…)": False}
     """
-    phases = _phases(recipe, encoder, task)
+    phases = phases_of(recipe, encoder, task)
     return {text: any(m.trains for m in phase) for text, phase in zip(_so_far(phases), phases, strict=True)}
 
 
@@ -211,7 +184,7 @@ def _run_phase(
         outcome.notes, outcome.seconds = [*before.notes, *done["notes"]], done["seconds"]
         outcome.traces = done.get("traces", {})
         outcome.encoder.spare = encoder.spare
-        if _is_of_task(methods):
+        if is_of_task(methods):
             marks[LATEST] = done.get("remembered") or outcome.encoder.copy()
             marks[LATEST].spare = encoder.spare
         taken = Phase(outcome.encoder, methods, setting.task, setting.seed, marks)
@@ -238,6 +211,8 @@ def _run_phase(
         outcome.diverged = phase.diverged
     else:
         for method in phase.methods:
+            method.fits(phase, 0)
+        for method in phase.methods:
             method.attach(phase)
     phase.fold()
     for method in phase.methods:
@@ -250,7 +225,7 @@ def _run_phase(
         later = [{**entry, "step": before.steps + entry["step"]} for entry in found]
         outcome.traces[name] = outcome.traces.get(name, []) + later
     if trains and not phase.diverged:
-        if _is_of_task(methods):
+        if is_of_task(methods):
             marks[LATEST] = encoder.copy()
         if kept is not None:
             keep_finished(kept, key, outcome, outcome.notes[len(before.notes) :])
@@ -290,6 +265,8 @@ def _prepare(phase: Phase, setting: Setting) -> None:
             f"{stored} matrices that sparse has stored without zeros stay as they are, and only what is around them is "
             "trained; to train them too, put sparse last"
         )
+    for method in phase.methods:
+        method.fits(phase, phase.planned_steps)
     phase.hold_zeros()
     for method in phase.methods:
         method.attach(phase)

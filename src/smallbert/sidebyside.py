@@ -13,12 +13,13 @@ from smallbert.data import tokenizer_key
 from smallbert.errors import UserError
 from smallbert.make import Start, at_length, check_device, quiet
 from smallbert.measuring.errors import compare_answers, positive_class
+from smallbert.measuring.evaluate import note_unread
 from smallbert.measuring.groups import short_recipes
 from smallbert.measuring.judged import Answers, read_answers
 from smallbert.measuring.shelf import load_card
 from smallbert.model.heads import same_labels
 from smallbert.tasks import Task
-from smallbert.tasks.task import CUT
+from smallbert.tasks.derived import CUT
 
 Say = Callable[[str, int, int, str], None]
 SIDES = ("A", "B")
@@ -89,9 +90,7 @@ def _notes(starts: tuple[Start, Start], answers: list[Answers], task: Task) -> l
             notes.append(f"{side} was made for {card['task']}, not for {task.name}")
         elif card and (made := _cut(card["task_note"])) != (here := _cut(task.note)):
             notes.append(f"{side} was made with {made}, and is asked here with {here}")
-        reads = getattr(start.encoder.head, "length", 0)
-        if 0 < reads < max(own.tokens):
-            notes.append(f"{side} reads the first {reads} tokens of a text and no others")
+        notes += [f"{side}: {note}" for note in note_unread(start.encoder.head, own.tokens)]
         if card and card["status"] != "ok":
             notes.append(f"the training of {side} {card['status']}: {card['why']}")
         if task.labels and sorted(map(str.casefold, labels)) != sorted(map(str.casefold, task.labels)):

@@ -12,7 +12,8 @@ from math import prod
 from typing import Any
 
 from smallbert.errors import UserError
-from smallbert.recipe import Recipe, error_at, read_tree, syntax_tree
+from smallbert.recipe import Recipe, read_tree
+from smallbert.syntax import error_at, syntax_tree
 
 
 def expand_space(text: str, limit: int = 1000) -> list[Recipe]:

@@ -5,38 +5,24 @@ plain = "movement + train(epochs=8)", mixture = "mix_layers | movement + train(e
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import NamedTuple
 
 from smallbert.arms import Arm
-from smallbert.beginnings import common_beginnings, forget, group_recipes, is_made
+from smallbert.beginnings import common_beginnings, group_recipes, is_made
 from smallbert.compare import tiny_setting
 from smallbert.data import Stream
 from smallbert.errors import UserError
-from smallbert.files import alone_in
-from smallbert.jobs import WorkerLost, run_jobs, shared_gpu
 from smallbert.make import (
     Line,
-    Say,
     Start,
     at_length,
-    check_device,
     find_place,
-    foreseen,
-    give_up,
-    make_one,
-    quiet,
     start_from,
     task_from,
-    why_of,
     work_key,
 )
 from smallbert.measuring.card import MACHINERY_CHECK, RESULT, Card, card_key, number
@@ -45,10 +31,8 @@ from smallbert.measuring.pruned import weights_left
 from smallbert.measuring.shelf import PACK, load_card, load_pack
 from smallbert.recipe import Recipe
 from smallbert.tasks import Task
-from smallbert.tasks.task import CHOOSE, with_choice
+from smallbert.tasks.derived import CHOOSE, with_choice
 from smallbert.wheels import to_stderr
-
-MOST = 8  # processes on one GPU, unless more are asked for
 
 
 class Piece(NamedTuple):
@@ -140,13 +124,14 @@ def plan(study: Study, bench: Bench) -> list[list[Piece]]:
 
 def part(study: Study, bench: Bench, pieces: Sequence[Piece]) -> list[list[Piece]]:
     """One job as jobs that several workers can do: only runs that wait for the same training stay together."""
-    made = {text for text, folder in _common(study, bench, pieces[0]).items() if is_made(folder)}
+    made = {text for text, folder in beginnings_of(study, bench, pieces[0]).items() if is_made(folder)}
     recipes = [study.arms[piece.arm].recipe for piece in pieces]
     groups = group_recipes(recipes, bench.start, bench.tasks[pieces[0].task], made)
     return [[pieces[number] for number in group] for group in groups]
 
 
-def _common(study: Study, bench: Bench, piece: Piece) -> dict[str, Path]:
+def beginnings_of(study: Study, bench: Bench, piece: Piece) -> dict[str, Path]:
+    """The trained beginnings that a run shares with others of its group, and where each is kept."""
     recipes, task = [study.arms[number].recipe for number in piece.group], bench.tasks[piece.task]
     return common_beginnings(recipes, bench.start, task, piece.seed, study.out, study.kind, study.split)
 
@@ -172,69 +157,6 @@ def result_of(study: Study, bench: Bench, piece: Piece) -> Result:
     return Result(*facts, *ended, weights_left(card), number(card, "size"))
 
 
-def run_study(
-    study: Study,
-    bench: Bench,
-    jobs: int | None = None,
-    say: Say = quiet,
-    line: Line = lambda text: None,
-) -> list[Result]:
-    """Make every run that has no card yet and give all results; `line` is told how each run ended."""
-    planned = plan(study, bench)
-    waiting = [open_ for job in planned if (open_ := [piece for piece in job if _is_open(study, bench, piece)])]
-    if waiting:
-        check_device(study.device)
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise UserError("a study starts processes of its own; run it without accelerate launch or torchrun")
-        with alone_in(study.out):
-            _run(study, bench, waiting, sum(map(len, planned)), jobs, say, line)
-            shutil.rmtree(study.out / "work", ignore_errors=True)
-    return results_of(study, bench)
-
-
-def _run(
-    study: Study, bench: Bench, waiting: list[list[Piece]], total: int, jobs: int | None, say: Say, line: Line
-) -> None:
-    left = [piece for job in waiting for piece in job]
-    if len(left) < total:
-        line(f"{total - len(left)} of {total} runs are finished already")
-
-    def finished(piece: Piece, _: Any = None) -> None:
-        left.remove(piece)
-        if not any(other._replace(arm=piece.arm) == piece for other in left):  # the last one of its group
-            forget(_common(study, bench, piece))
-        line(f"{total - len(left)} of {total}: {in_words(result_of(study, bench, piece))}")
-
-    for piece, why in _foreseen(study, bench, left).items():
-        facts = _facts(study, study.arms[piece.arm])
-        give_up(study.arms[piece.arm].recipe, bench.start, bench.tasks[piece.task], piece.seed, study.out, why, **facts)
-        finished(piece)
-    waiting = [rest for job in waiting if (rest := [piece for piece in job if piece in left])]
-    workers = min(jobs or default_jobs(study.device), len(left))
-    if workers > 1:
-        show = lambda running: say(*_combined(study, running, total - len(left), total))  # noqa: E731
-        return _run_in_workers(study, bench, waiting, workers, finished, show)
-    for piece in list(left):
-        title = f"run {total - len(left) + 1} of {total}, {_short(study, piece)}"
-        make_piece(study, bench, True, piece, lambda stage, *rest, t=title: say(f"{t}: {stage}", *rest))
-        finished(piece)
-
-
-def _foreseen(study: Study, bench: Bench, pieces: Sequence[Piece]) -> dict[Piece, str]:
-    """The runs that will be refused since their recipe does not fit the model, and why."""
-    reasons: dict[tuple[str, int], str] = {}
-    for piece in pieces:
-        if (key := (piece.task, piece.arm)) not in reasons:
-            reasons[key] = foreseen(study.arms[piece.arm].recipe, bench.start, bench.tasks[piece.task], study.out)
-    return {piece: why for piece in pieces if (why := reasons[piece.task, piece.arm])}
-
-
-def _facts(study: Study, arm: Arm) -> dict[str, Any]:
-    """What a card says of the study that its run belongs to."""
-    about = {"kind": study.kind, "command": study.command, "split": study.split}
-    return {**about, "preset": arm.name if study.named else None}
-
-
 def cards_of(study: Study, bench: Bench) -> list[Card]:
     """The cards of all runs that ended so far."""
     found = (card_of(study, bench, piece) for job in plan(study, bench) for piece in job)
@@ -247,101 +169,3 @@ def results_of(study: Study, bench: Bench) -> list[Result]:
     places = {name: place for place, name in enumerate(bench.tasks)}
     pieces.sort(key=lambda piece: (places[piece.task], piece.arm, study.seeds.index(piece.seed)))
     return [result_of(study, bench, piece) for piece in pieces]
-
-
-def default_jobs(device: str | None) -> int:
-    """One run at a time on a CPU, which it fills; several on a GPU."""
-    on_gpu = device != "cpu" and torch.cuda.is_available()
-    return max(1, min(MOST, cores() // 2)) if on_gpu else 1
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _run_in_workers(
-    study: Study,
-    bench: Bench,
-    jobs: list[list[Piece]],
-    workers: int,
-    finished: Callable[..., None],
-    show: Callable[..., None],
-) -> None:
-    on_gpu = study.device != "cpu" and torch.cuda.is_available()
-    threads = {"OMP_NUM_THREADS": str(max(1, cores() // workers)), "TOKENIZERS_PARALLELISM": "false"}
-    with shared_gpu(on_gpu) as environment:
-        parting = partial(part, study, bench)
-        run_jobs(jobs, partial(_prepare, study), workers, finished, show, threads | environment, parting)
-
-
-def _prepare(study: Study) -> Callable[..., None]:
-    """In a worker: read all that runs need, once."""
-    bench = open_bench(study, lambda text: None)
-    return partial(make_piece, study, bench, False)
-
-
-def make_piece(
-    study: Study, bench: Bench, alone: bool, piece: Piece, say: Say = quiet, deaths: int = 0, why: str = ""
-) -> None:
-    """Make one run; one that has killed two processes becomes a failed card instead.
-
-    Not `alone`, trouble with memory or the GPU raises WorkerLost: more memory may be free later, and after some errors
-    of a GPU nothing works any more in the same process.
-    """
-    arm, task, start = study.arms[piece.arm], bench.tasks[piece.task], bench.start
-    facts = _facts(study, arm)
-    if deaths >= 2:
-        why = f"its process ended twice, the second time alone ({why})"
-        return give_up(arm.recipe, start, task, piece.seed, study.out, why, **facts)
-    facts |= {"device": study.device, "keep_model": study.keep_models, "again": study.again, "seconds": None}
-    facts |= {"streams": bench.streams.setdefault(piece.task, {}), "states": study.states, "keep_going": True}
-    facts["common"] = _common(study, bench, piece)
-    if not alone:
-        facts["raising"] = is_trouble_of_the_process
-    try:
-        make_one(arm.recipe, start, task, piece.seed, study.out, say=say, **facts)
-    except Exception as error:
-        if alone or not is_trouble_of_the_process(error):
-            raise
-        raise WorkerLost(why_of(error), _is_memory(error)) from error
-
-
-def _is_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError)
-
-
-def is_trouble_of_the_process(error: Exception) -> bool:
-    """Whether another process might do better: memory, or an error of the GPU, which the next runs would meet too."""
-    names = ("cuda", "cublas", "cudnn")
-    return _is_memory(error) or (isinstance(error, RuntimeError) and any(name in str(error).lower() for name in names))
-
-
-def _is_open(study: Study, bench: Bench, piece: Piece) -> bool:
-    card = card_of(study, bench, piece)
-    return card is None or (study.again and card["status"] == "failed")
-
-
-def in_words(result: Result) -> str:
-    """One run in one line: "sst2, seed 9, mixture at 4: 85.2 (41 s)"."""
-    at = "" if result.value is None else f" at {result.value}"
-    score = "" if result.score is None else f" {result.score:.1f}"
-    status = "" if result.status == "ok" else f" {result.status}{f', {result.why}' if result.why else ''}"
-    took = "" if result.seconds is None else f" ({result.seconds:.0f} s)"
-    return f"{result.task}, seed {result.seed}, {result.arm}{at}:{score}{status}{took}"
-
-
-def _short(study: Study, piece: Piece) -> str:
-    arm = study.arms[piece.arm]
-    name = arm.name if len(arm.name) <= 24 else f"{arm.name[:23]}…"
-    return f"{piece.task} s{piece.seed} {name}{'' if arm.value is None else f' {arm.value}'}"
-
-
-def _combined(study: Study, running: Sequence[tuple[Piece, tuple[str, int, int, str]]], done: int, total: int) -> Any:
-    """What all workers do, in the form that progress is told."""
-    parts = []
-    for piece, (stage, at, of, _) in running:
-        parts.append(f"{_short(study, piece)} {stage}{f' {100 * at // of} %' if of else ''}")
-    more = f", {len(parts) - 2} more" if len(parts) > 2 else ""
-    what = f"{len(parts)} at once: {', '.join(parts[:2])}{more}" if parts else "" if done == total else "starting"
-    return "runs", done, total, what

@@ -14,7 +14,7 @@ from smallbert.measuring.budget import Budget, best
 from smallbert.measuring.card import Card
 from smallbert.recipe import Recipe
 from smallbert.report import render_table, write_report
-from smallbert.tasks.task import limit
+from smallbert.tasks.derived import limit
 
 MODEL = "all-MiniLM-L6-v2"
 BUDGET = "size<=40MB"

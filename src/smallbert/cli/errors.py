@@ -15,6 +15,7 @@ from smallbert.cli.options import (
     Label,
     Length,
     Pair,
+    Split,
     TaskName,
     Text,
     print_json,
@@ -28,7 +29,7 @@ def errors(
     a: Annotated[str, typer.Argument(help="A model fine-tuned on the task: a folder or a hub name.", metavar="A")],
     b: Annotated[str, typer.Argument(help="Another one.", metavar="B")],
     task: TaskName,
-    split: Annotated[str, typer.Option("--split", help="Which examples: train, dev or test.")] = "dev",
+    split: Split = "dev",
     out: Annotated[
         str | None, typer.Option("--out", help="A folder for errors.json, errors.md and errors.png.")
     ] = None,

@@ -9,6 +9,7 @@ import typer
 
 from smallbert.cli.options import (
     COMMAND,
+    Again,
     Data,
     Device,
     Examples,
@@ -18,9 +19,13 @@ from smallbert.cli.options import (
     Length,
     Limits,
     Model,
+    ModelOrFamily,
+    OneTask,
     Out,
     Pair,
     Seed,
+    Seeds,
+    Split,
     TaskName,
     Text,
     Tiny,
@@ -32,8 +37,11 @@ from smallbert.errors import UserError
 
 if TYPE_CHECKING:
     from smallbert.cli.progress import Progress
+    from smallbert.make import Start
     from smallbert.measuring.budget import Budget
     from smallbert.measuring.card import Card
+    from smallbert.recipe import Recipe
+    from smallbert.tasks import Task
 
 BANNER = "MACHINERY CHECK: a tiny random model on toy data. These numbers mean nothing."
 
@@ -122,6 +130,7 @@ def _make(
         parsed = Recipe(recipe)
         read = make.task_from(task, data, examples, say.line, **columns)
         start = make.start_from(model, say.line)
+        _forewarn(say, [parsed], start, read, length)
         settings: dict[str, Any] = {"length": length, "device": device, "command": COMMAND.get(), "alone": True}
         card = make.make_one(parsed, start, read, seed, out, say=say, **settings)
         if json:
@@ -137,7 +146,7 @@ def _make(
 def evaluate(
     model: Model,
     task: TaskName,
-    split: Annotated[str, typer.Option("--split", help="Which examples: train, dev or test.")] = "dev",
+    split: Split = "dev",
     out: Annotated[str | None, typer.Option("--out", help="A folder to save the card in.")] = None,
     data: Data = None,
     text: Text = None,
@@ -168,17 +177,17 @@ def evaluate(
 
 
 def compare(
-    model: Annotated[str | None, typer.Argument(help="As in compress; with --tiny, a family.", metavar="MODEL")] = None,
+    model: ModelOrFamily = None,
     presets: Annotated[str | None, typer.Option("--presets", help="Names with commas, or all.")] = None,
     recipes: Annotated[
         str | None, typer.Option("--recipes", help="Recipes with ; between; {…} and maybe() try each.")
     ] = None,
-    task: Annotated[str | None, typer.Option("--task", help="A task, or your own file or folder of data.")] = None,
+    task: OneTask = None,
     out: Annotated[str | None, typer.Option("--out", help="Where models and cards go (smallbert-compare).")] = None,
-    seeds: Annotated[str, typer.Option("--seeds", help="Seeds with commas; each recipe is run with each.")] = "0",
+    seeds: Seeds = "0",
     budget: Limits = None,
     tiny: Tiny = False,
-    again: Annotated[bool, typer.Option("--again", help="Try those that failed once more.")] = False,
+    again: Again = False,
     data: Data = None,
     text: Text = None,
     pair: Pair = None,
@@ -206,6 +215,7 @@ def compare(
             columns = {"text": text, "pair": pair, "label": label, "kind": kind}
             read = make.task_from(str(task), data, examples, say.line, **columns)
             start = make.start_from(str(model), say.line)
+        _forewarn(say, [entry.recipe for entry in entries], start, read, length)
         out = out or ("smallbert-tiny" if tiny else "smallbert-compare")
         cards = study.compare(
             entries,
@@ -231,6 +241,16 @@ def compare(
             say.show(f"Cards and models are in {out}; a page of them: smallbert report {out}")
     if not any(card["status"] == "ok" for card in cards):
         raise typer.Exit(1)
+
+
+def _forewarn(say: Progress, recipes: list[Recipe], start: Start, task: Task, length: int | None) -> None:
+    """Say before anything is trained what nothing refuses."""
+    from smallbert.estimate import forewarn
+    from smallbert.make import at_length
+
+    task = at_length(start, task, length)
+    for warning in dict.fromkeys(one for recipe in recipes for one in forewarn(recipe, start.encoder, task)):
+        say.line(warning)
 
 
 def _limits(budget: str | None) -> Budget | None:

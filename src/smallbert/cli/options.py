@@ -18,6 +18,11 @@ Model = Annotated[str, typer.Argument(help="A hub name, a folder, or all-MiniLM-
 TaskName = Annotated[
     str, typer.Option("--task", help="A task (see `smallbert list tasks`), or your own file or folder of data.")
 ]
+ModelOrFamily = Annotated[str | None, typer.Argument(help="As in compress; with --tiny, a family.", metavar="MODEL")]
+Again = Annotated[bool, typer.Option("--again", help="Try those that failed once more.")]
+OneTask = Annotated[str | None, typer.Option("--task", help="A task, or your own file or folder of data.")]
+Split = Annotated[str, typer.Option("--split", help="Which examples: train, dev or test.")]
+Seeds = Annotated[str, typer.Option("--seeds", help="Seeds with commas; each recipe is run with each.")]
 Out = Annotated[str, typer.Option("--out", help="The folder to write; one that holds something else is refused.")]
 Data = Annotated[str | None, typer.Option("--data", help="Where the files of known tasks are (or set SMALLBERT_DATA).")]
 Text = Annotated[str | None, typer.Option("--text", help="Your data: the column of the text.")]

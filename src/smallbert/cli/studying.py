@@ -10,6 +10,7 @@ import typer
 
 from smallbert.cli.options import (
     COMMAND,
+    Again,
     Data,
     Device,
     Examples,
@@ -17,7 +18,9 @@ from smallbert.cli.options import (
     Kind,
     Label,
     Length,
+    ModelOrFamily,
     Pair,
+    Seeds,
     Text,
     Tiny,
     print_json,
@@ -33,11 +36,11 @@ if TYPE_CHECKING:
 
 
 def study(
-    model: Annotated[str | None, typer.Argument(help="As in compress; with --tiny, a family.", metavar="MODEL")] = None,
+    model: ModelOrFamily = None,
     recipes: Annotated[
         str, typer.Option("--recipes", help="Recipes with ; between; the others are compared with the first.")
     ] = "",
-    seeds: Annotated[str, typer.Option("--seeds", help="Seeds with commas; each recipe is run with each.")] = "0",
+    seeds: Seeds = "0",
     task: Annotated[str | None, typer.Option("--task", help="A task, or several with commas: tense,subj.")] = None,
     out: Annotated[str, typer.Option("--out", help="Where cards and the report go.")] = "smallbert-study",
     names: Annotated[str | None, typer.Option("--names", help="Names of the recipes, with ; between.")] = None,
@@ -55,7 +58,7 @@ def study(
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Run nothing; report on what is finished so far.")
     ] = False,
-    again: Annotated[bool, typer.Option("--again", help="Try those that failed once more.")] = False,
+    again: Again = False,
     pack: Annotated[bool, typer.Option("--pack", help="Put the cards into one file, cards.jsonl.")] = False,
     tiny: Tiny = False,
     data: Data = None,
@@ -85,6 +88,7 @@ def study(
         from smallbert.measuring.shelf import pack_cards
         from smallbert.report.study import to_json, write_study
         from smallbert.report.traces import write_watches
+        from smallbert.runs import run_study
 
         arms, setting = read_arms(recipes, names, vary)
         asked = studies.Study(
@@ -111,7 +115,8 @@ def study(
         if report_only:
             results = studies.results_of(asked, bench)
         else:
-            results = studies.run_study(asked, bench, jobs, say, say.line)
+            _forewarn(say, asked, bench)
+            results = run_study(asked, bench, jobs, say, say.line)
         say("writing the report")
         report = _report(asked, bench, results)
         watched = write_watches(studies.cards_of(asked, bench), Path(out))
@@ -125,6 +130,20 @@ def study(
             _show(say, report, out, tiny)
     if not any(result.score is not None for result in results):
         raise typer.Exit(1)
+
+
+def _forewarn(say: Progress, study: Study, bench: Bench) -> None:
+    """Say before anything is trained what nothing refuses."""
+    from smallbert.estimate import forewarn
+
+    told = [
+        f"{name}, {arm.name}: {warning}"
+        for name, task in bench.tasks.items()
+        for arm in study.arms
+        for warning in forewarn(arm.recipe, bench.start.encoder, task)
+    ]
+    for warning in dict.fromkeys(told):
+        say.line(warning)
 
 
 def _report(study: Study, bench: Bench, results: list[Any]) -> Report:

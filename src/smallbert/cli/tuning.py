@@ -16,6 +16,8 @@ from smallbert.cli.options import (
     Kind,
     Label,
     Length,
+    ModelOrFamily,
+    OneTask,
     Pair,
     Text,
     Tiny,
@@ -31,11 +33,11 @@ if TYPE_CHECKING:
 
 
 def tune(
-    model: Annotated[str | None, typer.Argument(help="As in compress; with --tiny, a family.", metavar="MODEL")] = None,
+    model: ModelOrFamily = None,
     recipe: Annotated[
         str, typer.Option("--recipe", help="The space: 'finetune(lr=log(1e-6, 1e-4), epochs={1, 2, 3})'.")
     ] = "",
-    task: Annotated[str | None, typer.Option("--task", help="A task, or your own file or folder of data.")] = None,
+    task: OneTask = None,
     trials: Annotated[
         int, typer.Option("--trials", help="How many recipes to try, with those in the storage already.", min=1)
     ] = 100,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from smallbert.processes import processes
 
 Say = Callable[[str, int, int, str], None]
 STAGE = "storing hidden states"
+CLAIMS = ".claims"  # a file whose bytes stand for shards, to be locked by who writes them
+PAPERS = 2**30  # the byte that stands for store.json and the lengths, behind those of all shards
 
 
 class NoRoom(UserError):
@@ -61,12 +63,14 @@ def build_store(
     known = _known(plan, out)  # after that look: what another process puts there meanwhile begins with store.json
     if known is None and used:
         raise UserError(f"{out} already holds something else; give another folder, or move it away first")
+    _sweep(out)
     if verify:
         _remove_damaged(plan, out, say, line)
     left = [number for number in range(len(plan.ranges)) if not plan.is_whole(out, number)]
     _check_room(plan, left, out, line)
     if known is None or not known["shards"] or left or not is_sound(out / LENGTHS, plan.about["store"]):
         _write_all(encoder, stream, plan, out, _Tell(plan, out, say, stage))
+    (out / CLAIMS).unlink(missing_ok=True)
     return open_store(out)
 
 
@@ -116,22 +120,24 @@ def _check_room(plan: Plan, left: list[int], out: Path, line: Callable[[str], No
 
 def _write_all(encoder: Encoder, stream: Stream, plan: Plan, out: Path, tell: _Tell) -> None:
     """Write every shard that is not there yet and that nobody else is at, then store.json."""
-    if not write_new_json(out / MANIFEST, {**plan.about, "shards": []}):
-        _known(plan, out)  # another process may have begun another store here meanwhile
     keys = text_keys(stream.views[STUDENT]).view(np.uint8).reshape(-1, 16)
     known: dict[str, np.ndarray] = {"lengths": plan.counts.astype(np.int32), "keys": keys}
-    write_arrays(out / LENGTHS, known, {"store": plan.about["store"]})
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / CLAIMS).open("a") as claims, _claimed(claims, PAPERS, wait=True):
+        if not write_new_json(out / MANIFEST, {**plan.about, "shards": []}):
+            _known(plan, out)  # another process may have begun another store here meanwhile
+        write_arrays(out / LENGTHS, known, {"store": plan.about["store"]})
     state, training = processes(), encoder.training
     # Each begins with shards of its own, then helps with what others have not come to.
     order = sorted(range(len(plan.ranges)), key=lambda n: n % state.num_processes != state.process_index)
     encoder.eval()
     try:
-        with (out / ".claims").open("a") as claims:
+        with (out / CLAIMS).open("a") as claims:
             while left := [number for number in order if not plan.is_whole(out, number)]:
                 busy = False
                 for number in left:
                     with _claimed(claims, number) as mine:
-                        if mine and not plan.is_whole(out, number):
+                        if mine is not False and not plan.is_whole(out, number):
                             _write_shard(encoder, stream, plan, out, number, tell)
                             busy = True
                 tell.look()
@@ -148,26 +154,40 @@ def _write_all(encoder: Encoder, stream: Stream, plan: Plan, out: Path, tell: _T
         {"file": shard_name(n), "start": start, "stop": stop, "bytes": plan.bytes(n), "crc32": abouts[n]["crc32"]}
         for n, (start, stop) in enumerate(plan.ranges)
     ]
-    _known(plan, out)
-    write_json(out / MANIFEST, {**plan.about, "bytes": plan.total, "notes": notes, "shards": shards})
-    (out / ".claims").unlink(missing_ok=True)
+    finished = {**plan.about, "bytes": plan.total, "notes": notes, "shards": shards}
+    with (out / CLAIMS).open("a") as claims, _claimed(claims, PAPERS, wait=True):
+        if _known(plan, out) != finished:
+            write_json(out / MANIFEST, finished)
+    _sweep(out)
+
+
+def _sweep(out: Path) -> None:
+    """Take away what killed processes left of store.json and the lengths; where a live one writes, leave all."""
+    left = [file for name in (MANIFEST, LENGTHS) for file in out.glob(f".{name}.*")]
+    if left:
+        with suppress(OSError), (out / CLAIMS).open("a") as claims, _claimed(claims, PAPERS) as mine:
+            for file in left if mine else ():
+                file.unlink(missing_ok=True)
 
 
 @contextmanager
-def _claimed(claims: Any, number: int) -> Iterator[bool]:
-    """Hold one shard, so that no other process writes it too; a kill lets go of it. False where another holds it."""
+def _claimed(claims: Any, number: int, wait: bool = False) -> Iterator[bool | None]:
+    """Hold one shard, so that no other process writes it too; a kill lets go of it. False where another holds it.
+
+    None where nothing can be held, by the system or on this disk: the same bytes may then be written twice.
+    """
     try:
         import fcntl
-    except ImportError:  # not on this system: the same bytes may be written twice
-        yield True
+    except ImportError:
+        yield None
         return
     try:
-        fcntl.lockf(claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        fcntl.lockf(claims, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, number)
     except (BlockingIOError, PermissionError):
         yield False
         return
-    except OSError:  # a file system without locks
-        yield True
+    except OSError:
+        yield None
         return
     try:
         yield True

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smallbert.data import STUDENT, Layout, Stream, make_batch, sort_into_batches
+from smallbert.batches import Layout, make_batch, sort_into_batches
+from smallbert.data import STUDENT, Stream
 from smallbert.errors import RunError
 from smallbert.features.plan import Plan
 from smallbert.features.store import row_places

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from smallbert.data import STUDENT, Layout, Stream, Tokens, make_batch
+from smallbert.batches import Layout, make_batch
+from smallbert.data import STUDENT, Stream, Tokens
 from smallbert.errors import UserError
 from smallbert.features.building import NoRoom, Say, build_store
 from smallbert.features.plan import plan_store, states_fingerprint, tokens_fingerprint

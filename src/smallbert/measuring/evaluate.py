@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from smallbert.data import STUDENT, Layout, Stream, make_batch, sort_into_batches, tokenise, usable_length
+from smallbert.batches import Layout, make_batch, sort_into_batches
+from smallbert.data import STUDENT, Stream, tokenise, usable_length
 from smallbert.measuring.metrics import score
 from smallbert.model.encoder import Encoder
 from smallbert.model.heads import IGNORE
@@ -81,4 +82,13 @@ def evaluate(
     rows = task.split(split)
     stream = tokenise(encoder.tokenizer, rows, task.kind, usable_length(encoder, length, task))
     predictions = predict(encoder, stream, task, rows, say)
-    return {"scores": score(task, predictions, rows), "predictions": predictions, "notes": list(stream.notes)}
+    notes = [*stream.notes, *note_unread(encoder.head, stream.views[STUDENT].lengths)]
+    return {"scores": score(task, predictions, rows), "predictions": predictions, "notes": notes}
+
+
+def note_unread(head: Any, lengths: Sequence[int] | np.ndarray) -> list[str]:
+    """Say so where a pooler reads fewer tokens than some texts have."""
+    reads = getattr(head, "positions", 0)
+    longer = sum(int(length) > reads for length in lengths) if reads else 0
+    told = f"the pooler reads the first {reads} tokens of a text and no others"
+    return [f"{told}, and {longer:,} of {len(lengths):,} are longer"] if longer else []

@@ -1,11 +1,16 @@
 """How much of a pruned model is left, by both denominators, and what its zeros do; all of it from its card."""
 
+import re
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Any, NamedTuple
 
 WORTH_A_NOTE = 0.05  # the share of zeros from which they are spoken of
 ABOUT = "weights that are not zero, of the layers' matrices / of the whole model; zeros make dense products no faster"
+
+
+LEFT_BY_TRAINING = re.compile(r"[\d.]+% of the [\d,]+ layer weights are left, [\d.]+% of all [\d,]+ parameters")
+LEFT_WHEN_MEASURED = "of the weights in the layers' matrices are left"
 
 
 class Left(NamedTuple):
@@ -42,6 +47,13 @@ def mean_left(shares: Iterable[Left | None]) -> Left | None:
     return Left(*(fmean(column) for column in zip(*known, strict=True))) if known else None
 
 
+def told_once(notes: list[str], measured: list[str]) -> list[str]:
+    """All notes on a run, without its last word on how many weights are left where measuring has said the same."""
+    said = [number for number, note in enumerate(notes) if LEFT_BY_TRAINING.fullmatch(note)]
+    again = said[-1:] if any(LEFT_WHEN_MEASURED in note for note in measured) else []
+    return [*(note for number, note in enumerate(notes) if number not in again), *measured]
+
+
 def note_zeros(card: Mapping[str, Any]) -> list[str]:
     """What is to be said of a pruned model: zeros alone are no speed, and how it ran when it was timed."""
     left, latency = weights_left(card), card["latency"]
@@ -51,6 +63,6 @@ def note_zeros(card: Mapping[str, Any]) -> list[str]:
     how = f"{ran} of {stored} pruned matrices ran as sparse products" if stored else "all was multiplied densely"
     how = "nothing was timed" if latency is None else f"in the time measured {how}"
     return [
-        f"{left.layers:.1%} of the weights in the layers' matrices are left, {left.whole:.1%} of the whole model; "
+        f"{left.layers:.1%} {LEFT_WHEN_MEASURED}, {left.whole:.1%} of the whole model; "
         f"zeros make dense products no faster; {how}"
     ]

@@ -162,6 +162,13 @@ class Method(Combines):
         """A fingerprint of the files it reads, if any: work on others is other work, whatever their names."""
         return ""
 
+    def fits(self, phase: Any, steps: int | None) -> None:
+        """Refuse, by a UserError, a phase of so many steps (None: not known yet; 0: one that does not train).
+
+        Asked twice: before anything is trained, of a phase that has shapes and marks, but no weights and no stream
+        (then a mark that is not known is None); and again when the phase begins.
+        """
+
     def data(self, phase: Any) -> Any:
         """Another stream of data for the phase than the task's own."""
         return None

@@ -41,6 +41,8 @@ from smallbert.training.schedule import Schedule
 from smallbert.training.teachers import same_tokens
 
 VECTORS = ("hidden", "first", "embeddings")  # compared feature by feature
+INSIDE = ("attention", "scores", "relations")  # what layers do, and not what comes out of them
+STATES = ("hidden", "first", "moments", "gram")
 ROWS = ("attention", "scores", "relations", "gram")  # one row over the text's tokens for each token
 TRANSFORMS = {"gram": ("none", "l2", "norm"), **dict.fromkeys(VECTORS, ("none", "linear", "linear_each", "l2", "norm"))}
 STAIRS = ("progressive", "stacked")  # schedules by which layers come one after the other
@@ -81,6 +83,18 @@ class Align(Method):
         if not isinstance(self.layers, str):
             self._pairs(10**6, 10**6)
 
+    def fits(self, phase: Any, steps: int | None) -> None:
+        """There is a teacher, and as far as it is known both have what is compared."""
+        teacher = phase.teachers.expect(self.teacher)
+        self._check_reach(phase.encoder)
+        if teacher is not None:
+            self._check_reach(teacher)
+            self._pairs(len(phase.encoder.order), len(teacher.order))
+            if self.what in VECTORS and not self.transform.startswith("linear"):
+                self._check_widths(phase.encoder.width, teacher.width)
+        if phase.stream is not None or all(type(method).data is Method.data for method in phase.methods):
+            self._check_tokens(phase.stream.kind if phase.stream else phase.task and phase.task.kind)
+
     def attach(self, phase: Any) -> None:
         """Ask the teacher for what is needed and listen to the student's layers; make maps where they are wanted."""
         teacher, student = phase.teacher(self.teacher), phase.encoder
@@ -89,11 +103,8 @@ class Align(Method):
                 "align compares token by token, but the teacher cuts texts into other tokens than the student; "
                 "take a teacher with the student's tokenizer, or use distill"
             )
-        if self.tokens in NEEDS and phase.stream is not None:
-            self._check_tokens(phase.stream.kind)
         roles = {"relations": tuple(self.of), "attention": ("attention",), "scores": ("attention",)}.get(self.what, ())
-        for model in (teacher, student) if roles else ():
-            self._check_reach(model)
+        self._check_reach(teacher)
         pairs = self._pairs(len(student.order), len(teacher.order))
         phase.taps.update(roles)
         wanted = {role: {theirs - 1 for _, theirs in pairs} for role in roles}
@@ -173,11 +184,8 @@ class Align(Method):
 
     def _compare(self, ours: Side, theirs: Side) -> Tensor:
         one, other = ours.values.shape, theirs.values.shape
-        if one != other and ours.cells is None:
-            raise UserError(
-                f"align: the student's hidden states are {one[-1]} wide and the teacher's {other[-1]}; write "
-                "transform='linear', or compare what='relations'"
-            )
+        if ours.cells is None:
+            self._check_widths(one[-1], other[-1])
         if one != other:
             raise UserError(
                 f"align: the student attends with {one[1]} heads and the teacher with {other[1]}; compare "
@@ -213,7 +221,7 @@ class Align(Method):
         """Which layer of the student learns from which of the teacher, such as [(1, 2), (2, 4), (3, 6)]."""
         if self.what == "embeddings":
             return [(0, 0)]
-        lowest = 1 if self.what in ("attention", "scores", "relations") else 0
+        lowest = 1 if self.what in INSIDE else 0
         if isinstance(self.layers, str):
             if not (found := MAPS[self.layers](mine, theirs)):
                 raise UserError(f"align: layers={self.layers!r} leaves a student of one layer nothing to compare")
@@ -233,7 +241,16 @@ class Align(Method):
             )
         return counted
 
-    def _check_tokens(self, kind: str) -> None:
+    def _check_widths(self, mine: int, theirs: int) -> None:
+        if mine != theirs:
+            raise UserError(
+                f"align: the student's hidden states are {mine} wide and the teacher's {theirs}; write "
+                "transform='linear', or compare what='relations'"
+            )
+
+    def _check_tokens(self, kind: str | None) -> None:
+        if self.tokens not in NEEDS or kind is None:
+            return
         if kind in ("classify", "regress", "answer") or (kind == "tag") != (self.tokens == "first_piece"):
             raise self._needs()
 
@@ -241,7 +258,14 @@ class Align(Method):
         return UserError(f"align(tokens={self.tokens!r}) needs {NEEDS[self.tokens]}, and this one does not")
 
     def _check_reach(self, model: Encoder) -> None:
-        """Refuse a family without what is wanted, and layers that see other tokens than the batch has."""
+        """Refuse a model without what is wanted, and layers that see other tokens than the batch has."""
+        if not model.order and (self.what not in STATES or isinstance(self.layers, str)):
+            raise UserError(
+                f"align: a model of type {model.family!r} has no layers to compare; write align('hidden', "
+                "layers={-1: -1}, transform='linear') to compare what comes out of both models"
+            )
+        if self.what not in INSIDE:
+            return
         if model.stride is not None:
             raise UserError(f"align: layers with a stride read joined tokens, so {self.what} differ; compare 'hidden'")
         for role in self.of if self.what == "relations" else "qk":

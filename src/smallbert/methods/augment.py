@@ -58,14 +58,18 @@ class Augment(Method):
             return self.ways
         return dict.fromkeys([self.ways] if isinstance(self.ways, str) else self.ways, self.share)
 
+    def fits(self, phase: Any, steps: int | None) -> None:
+        """Labels for the copies, from where they are wanted."""
+        if self.labels == "teacher":
+            check_taught(phase, self.name)
+        elif phase.task and phase.task.kind == "tag" and {"delete", "grams"} & set(self._ways()):
+            raise UserError("augment: words that are left out take their tags with them; use other ways, or a teacher")
+
     def rows(self, phase: Any, rows: Any) -> Any:
         """The rows so far, and behind them the copies."""
         if rows is None:
             raise UserError("augment changes the texts of a task, and none was given: give --task")
-        if self.labels == "teacher":
-            check_taught(phase, self.name)
-        elif phase.task.kind == "tag" and {"delete", "grams"} & set(self._ways()):
-            raise UserError("augment: words that are left out take their tags with them; use other ways, or a teacher")
+        self.fits(phase, None)
         texts: list[Any] = []
         pairs: list[Any] = []
         labels: list[Any] = []

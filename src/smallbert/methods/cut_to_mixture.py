@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 import torch
 
-from smallbert.data import STUDENT, Layout, make_batch, sort_into_batches, tokenise, usable_length
+from smallbert.batches import Layout, make_batch, sort_into_batches
+from smallbert.data import STUDENT, tokenise, usable_length
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.encoder import HEAD

@@ -45,6 +45,16 @@ class Distill(Method):
                 f"distill: length is how many tokens of a text the teacher reads, 8 or more, not {self.length}"
             )
 
+    def fits(self, phase: Any, steps: int | None) -> None:
+        """There is a teacher, who reads the same tokens for all that learn from it."""
+        phase.teachers.expect(self.teacher)
+        for other in phase.methods if self.length is not None else ():
+            if other.teaches and other.teacher == self.teacher and getattr(other, "length", None) != self.length:
+                raise UserError(
+                    f"distill(length={self.length}) lets the teacher read other tokens than the student, but "
+                    f"{other.name} compares what both make of the same ones; put them into phases of their own"
+                )
+
     def attach(self, phase: Any) -> None:
         """Find the teacher, and see that it answers in the student's terms."""
         teacher, ours = phase.teacher(self.teacher), phase.encoder.heads[phase.head]
@@ -64,12 +74,6 @@ class Distill(Method):
         """Let the teacher read the same texts, cut elsewhere."""
         if phase.stream.kind not in ("classify", "regress", "tag"):
             raise UserError("distill: a teacher that reads more of a text can teach whole texts and words, not spans")
-        for other in phase.methods:
-            if other.teaches and other.teacher == self.teacher and getattr(other, "length", None) != self.length:
-                raise UserError(
-                    f"distill(length={self.length}) lets the teacher read other tokens than the student, but "
-                    f"{other.name} compares what both make of the same ones; put them into phases of their own"
-                )
         phase.stream.views[view_of(self.teacher)] = phase.tokenise(tokenizer, length=self.length).views[STUDENT]
 
     def weights(self, phase: Any) -> dict[str, Any]:

@@ -49,14 +49,17 @@ class MixLayers(Method):
             with torch.no_grad():
                 encoder.mixture.weights.copy_(row[0])
 
+    def fits(self, phase: Any, steps: int | None) -> None:
+        """What comes in step by step needs training steps beside it."""
+        if self.gradual and steps == 0:
+            raise UserError(
+                "mix_layers(gradual=…) lets the mixture in while training, so write it in the same phase: "
+                "mix_layers(gradual=0.3) + finetune"
+            )
+
     def attach(self, phase: Any) -> None:
-        """Let the mixture in step by step; that needs training steps, so it must stand beside them."""
+        """Let the mixture in step by step."""
         if self.gradual:
-            if phase.settings is None:
-                raise UserError(
-                    "mix_layers(gradual=…) lets the mixture in while training, so write it in the same phase: "
-                    "mix_layers(gradual=0.3) + finetune"
-                )
             phase.encoder.mixture.blend = phase.dial("blend", Schedule(0.0, 1.0, 0.0, self.gradual))
 
     def settle(self, phase: Any) -> None:

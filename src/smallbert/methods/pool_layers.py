@@ -124,15 +124,18 @@ class PoolLayers(Method):
         initialise(pooler, std, torch.Generator().manual_seed(seed))
         pooler.to(encoder.device)
 
-    def attach(self, phase: Any) -> None:
-        """Beside a plain head, that is the one whose scores teach the encoder."""
-        if not self.parallel:
-            return
-        if phase.settings is None:
+    def fits(self, phase: Any, steps: int | None) -> None:
+        """Beside a plain head it learns, or never."""
+        if self.parallel and steps == 0:
             raise UserError(
                 "a pooler beside the plain head learns in the same pass, so write it in the same phase: "
                 "pool_layers(detach=True) + finetune"
             )
+
+    def attach(self, phase: Any) -> None:
+        """Beside a plain head, that is the one whose scores teach the encoder."""
+        if not self.parallel:
+            return
         phase.head = PLAIN
         if self.detach:  # gradients are clipped by their joint norm, and the encoder must not feel the pooler's
             phase.clipped_apart.update(phase.encoder.head.parameters())

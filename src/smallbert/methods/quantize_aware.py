@@ -47,13 +47,16 @@ class _Aware(Method):
         rule = to_nearest if own else type(self).rule
         return to_best if rule is to_nearest and not trains else rule
 
-    def attach(self, phase: Any) -> None:
-        """Round weights once a step, and inputs where they come in."""
+    def fits(self, phase: Any, steps: int | None) -> None:
+        """Nobody else rounds."""
         if [method for method in phase.methods if isinstance(method, _Aware)] != [self]:
             raise UserError(f"{self.name}: another method of this phase rounds the same weights; keep one of them")
+        prunes = any(method.stage == MASK_STAGE for method in phase.methods) or bool(phase.encoder.held("zeros"))
+        check_signs(self.name, getattr(self, "fewest", self.storage().bits), prunes)
+
+    def attach(self, phase: Any) -> None:
+        """Round weights once a step, and inputs where they come in."""
         plan, store = self._plan_of(phase), self.storage()
-        prunes = any(method.stage == MASK_STAGE for method in phase.methods)
-        check_signs(self.name, getattr(self, "fewest", store.bits), prunes or bool(phase.encoder.held("zeros")))
         parts = {name: phase.encoder.get_submodule(name) for name in plan["modules"]}
         grids = {name: store.grid_of(part, plan.get("bits", {}).get(name)) for name, part in parts.items()}
         layers = [name for name, part in parts.items() if isinstance(part, nn.Linear)]

@@ -45,16 +45,19 @@ class Rpp(Method):
                 f"rpp: pull and edge are above 0 and steps is 1 or more, not {self.pull}, {self.edge} and {self.steps}"
             )
 
-    def attach(self, phase: Any) -> None:
-        """All weights are pulled alike at first."""
+    def fits(self, phase: Any, steps: int | None) -> None:
+        """Weights that are trained, and more steps than the first ones, which pull at all alike."""
         check_trained(phase, self.name, self.what)
-        names = maskable(phase.encoder, self.what)
-        stacks = stack_up(phase.encoder, names)
-        if phase.planned_steps <= self.steps:
+        if steps is not None and steps <= self.steps:
             raise UserError(
-                f"rpp: the phase has {phase.planned_steps} steps, and weights are pulled by their size only after "
+                f"rpp: the phase has {steps} steps, and weights are pulled by their size only after "
                 f"steps={self.steps}, so that it would prune nothing; give rpp fewer steps, or train longer"
             )
+
+    def attach(self, phase: Any) -> None:
+        """All weights are pulled alike at first."""
+        names = maskable(phase.encoder, self.what)
+        stacks = stack_up(phase.encoder, names)
         phase.transform(names, lambda weights: weights, MASK_STAGE)  # seen as stored, zeros and all; watch looks there
         carry_stacks(phase, self.name, {"pull": stacks.filled(1.0, phase.device)})
 

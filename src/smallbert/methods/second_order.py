@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from smallbert.data import Layout, make_batch
+from smallbert.batches import Layout, make_batch
 from smallbert.errors import UserError
 from smallbert.methods.pruning import Gradual
 from smallbert.processes import agree
@@ -51,9 +51,12 @@ class SecondOrder(Gradual):
         if min(self.events, self.block, self.gradients, self.examples) < 1 or self.damp <= 0:
             raise UserError("second_order: events, block, gradients and examples are 1 or more, and damp is above 0")
 
+    def fits(self, phase: Any, steps: int | None) -> None:
+        """Weights that are trained."""
+        check_trained(phase, self.name, self.what)
+
     def attach(self, phase: Any) -> None:
         """A mask that changes at events only."""
-        check_trained(phase, self.name, self.what)
         names = maskable(phase.encoder, self.what)
         stacks = stack_up(phase.encoder, names)
         self._check_memory(phase, stacks)
@@ -83,8 +86,8 @@ class SecondOrder(Gradual):
                 f"{free / 2**30:,.2f} GB are free beside training on {phase.device.type}; {smaller}"
             )
         phase.notes.append(
-            f"second_order: the inverse Fisher takes {4 * fisher_numbers(sizes, self.block) / 2**20:,.1f} MB at each "
-            f"of up to {self.events} events ({self.gradients} gradients, blocks of {self.block})"
+            f"second_order: the inverse Fisher takes {4 * fisher_numbers(sizes, self.block) / 2**20:,.1f} MB at "
+            f"{self._fitting(phase.planned_steps)} ({self.gradients} gradients, blocks of {self.block})"
         )
 
     def _memory(self, sizes: list[int], block: int) -> int:
@@ -110,12 +113,21 @@ class SecondOrder(Gradual):
 
     def _due(self, step: int, total: int) -> float | None:
         """The share to keep at the event that this step ends with, if there is one."""
+        due = [moment for moment, end in self._moments(total) if end == step]
+        return self.schedule().at(max(due)) if due else None
+
+    def _moments(self, total: int) -> list[tuple[float, int]]:
+        """When events are, as shares of a phase and as the steps that end with them; several may fall on one."""
         span, last = self.finish - self.begin, max(1, self.events - 1)
         moments = [self.begin + span * number / last for number in range(self.events)]
-        if self.events == 1:
-            moments = [self.finish]
-        due = [moment for moment in moments if max(1, round(moment * total)) == step]
-        return self.schedule().at(max(due)) if due else None
+        return [(moment, max(1, round(moment * total))) for moment in (moments if self.events > 1 else [self.finish])]
+
+    def _fitting(self, total: int) -> str:
+        """How many events a phase has room for."""
+        count = len({end for _, end in self._moments(total)})
+        if count == self.events:
+            return "one event" if count == 1 else f"each of {count} events"
+        return f"{count} of {self.events} events, since the phase has {total} step{'s' if total > 1 else ''}"
 
     def _inverses(self, phase: Any, names: list[str]) -> Weights:
         """F^-1 of every weight, (blocks, block, block), from gradients of the phase's whole loss, without dropout."""

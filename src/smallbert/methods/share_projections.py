@@ -28,11 +28,15 @@ class ShareProjections(Method):
     teacher: str = "latest"
     words: bool = False
 
+    def fits(self, phase: Any, steps: int | None) -> None:
+        """There is a teacher, and both have layers."""
+        for encoder in (phase.teachers.expect(self.teacher) or phase.encoder, phase.encoder):
+            check_layers(encoder, self.name)
+
     def attach(self, phase: Any) -> None:
         """A pair of matrices a kind, trained beside the encoder and gone when the phase ends."""
         teacher = phase.teacher(self.teacher)
-        for encoder in (teacher, phase.encoder):
-            check_layers(encoder, self.name)
+        check_layers(teacher, self.name)
         pairs, generator = nn.ModuleDict(), torch.Generator().manual_seed(phase.seed)
         for role, theirs, ours in _matrices(teacher, phase.encoder):
             if role not in pairs:

@@ -43,16 +43,19 @@ class SmoothMovement(Gradual):
                 f"{self.window}, {self.smooth} and {self.smooth_uncertainty}"
             )
 
+    def fits(self, phase: Any, steps: int | None) -> None:
+        """Weights that are trained, for one window at least."""
+        check_trained(phase, self.name, self.what)
+        if steps is not None and steps < self.window:
+            raise UserError(
+                f"smooth_movement: the phase has {steps} steps, fewer than one window of {self.window}; give it a "
+                "smaller window, or train longer"
+            )
+
     def attach(self, phase: Any) -> None:
         """Nothing is learned beside the weights; what is averaged goes through checkpoints."""
-        check_trained(phase, self.name, self.what)
         names = maskable(phase.encoder, self.what)
         stacks = stack_up(phase.encoder, names)
-        if phase.planned_steps < self.window:
-            raise UserError(
-                f"smooth_movement: the phase has {phase.planned_steps} steps, fewer than one window of "
-                f"{self.window}; give it a smaller window, or train longer"
-            )
         starts = {"window": 0.0, "importance": 0.0, "uncertainty": 0.0, "mask": 1.0}
         carry_stacks(phase, self.name, {key: stacks.filled(start, phase.device) for key, start in starts.items()})
         phase.transform(names, lambda weights: weights, MASK_STAGE)  # seen as stored, zeros and all; watch looks there

@@ -1,6 +1,6 @@
 """How long, how fast and in what batches a phase trains."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
@@ -27,6 +27,13 @@ class Train(Method):
     store: str = "auto"  # hidden states of a frozen backbone: kept while it pays, "none", or a folder that holds them
 
     cache: str = "auto"  # what teachers say of each text: kept while it pays, "none", or a folder for other runs too
+
+    def fits(self, phase: Any, steps: int | None) -> None:
+        """A store that is named is there."""
+        if self.store not in ("auto", "none"):
+            from smallbert.features.store import open_store
+
+            open_store(self.store)
 
     def check(self) -> None:
         """Refuse what cannot train."""

@@ -29,14 +29,18 @@ class Unlabelled(Method):
         """What text it was."""
         return {"text": fingerprint_of_text(self.text, self.name)} if self.text else {}
 
+    def fits(self, phase: Any, steps: int | None) -> None:
+        """Somebody who teaches, and something to read."""
+        check_taught(phase, self.name)
+        if self.own == "left out" and not self.text:
+            raise UserError("unlabelled: the task's own rows are left out and no text is given; say text='file.txt'")
+
     def rows(self, phase: Any, rows: Any) -> Any:
         """The task's rows and the new ones."""
         if rows is None:
             raise UserError("unlabelled brings texts to a task, and none was given: give --task")
-        check_taught(phase, self.name)
+        self.fits(phase, None)
         own = self.own or ("labelled" if self.text else "unlabelled")
-        if own == "left out" and not self.text:
-            raise UserError("unlabelled: the task's own rows are left out and no text is given; say text='file.txt'")
         if own == "unlabelled":
             rows = Split(rows.texts, rows.pairs, [None] * len(rows), rows.ids)
         more = self._read(phase.task.kind, rows.pairs is not None) if self.text else None

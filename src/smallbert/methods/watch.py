@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from smallbert.data import STUDENT, Layout, make_batch
+from smallbert.batches import Layout, make_batch
+from smallbert.data import STUDENT
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.anatomy import anatomy

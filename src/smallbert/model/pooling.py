@@ -48,6 +48,7 @@ class Pooler(nn.Module):
     dense: nn.Module | None = None  # these three are what others ask of any head
     pool = "layers"
     reads_first = False
+    length = 0  # positions that have weights of their own, if they have
     out: nn.Linear
 
     def __init__(self, kind: str, labels: list[str], reads: list[int], padded_to: int = 0):
@@ -59,6 +60,11 @@ class Pooler(nn.Module):
     def outputs(self) -> int:
         """How many scores it gives."""
         return self.out.out_features
+
+    @property
+    def positions(self) -> int:
+        """How many tokens of a text it reads; 0 for all."""
+        return self.padded_to or self.length
 
     @property
     def whole(self) -> bool:

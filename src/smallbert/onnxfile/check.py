@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smallbert.data import STUDENT, Layout, longest_input, make_batch, tokenise, usable_length
+from smallbert.batches import Layout, make_batch
+from smallbert.data import STUDENT, longest_input, tokenise, usable_length
 from smallbert.errors import RunError
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from smallbert.data import STUDENT, Layout, make_batch, sort_into_batches, tokenise, usable_length
+from smallbert.batches import Layout, make_batch, sort_into_batches
+from smallbert.data import STUDENT, tokenise, usable_length
 from smallbert.errors import RunError, UserError
 from smallbert.model.anatomy import anatomy, layers
 from smallbert.model.encoder import Encoder
 from smallbert.probing.heads import counting, evaluating, head_count
-from smallbert.tasks.task import Split, Task, limit
+from smallbert.tasks.derived import limit
+from smallbert.tasks.task import Split, Task
 
 Say = Callable[[str, int, int, str], None]
 

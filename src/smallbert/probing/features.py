@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from smallbert.data import STUDENT, Layout, Stream, make_batch, sort_into_batches, tokenise, tokenizer_key
+from smallbert.batches import Layout, make_batch, sort_into_batches
+from smallbert.data import STUDENT, Stream, tokenise, tokenizer_key
 from smallbert.errors import RunError
 from smallbert.files import write_file, write_json
 from smallbert.model.batch import Batch

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from smallbert.answering import has_head_for, is_made_for, match_labels
-from smallbert.data import STUDENT, Layout, Stream, make_batch, sort_into_batches, tokenise, usable_length
+from smallbert.batches import Layout, make_batch, sort_into_batches
+from smallbert.data import STUDENT, Stream, tokenise, usable_length
 from smallbert.errors import UserError
 from smallbert.measuring.evaluate import predict
 from smallbert.measuring.metrics import score
@@ -24,7 +25,7 @@ from smallbert.model.anatomy import anatomy, layers, part
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder
 from smallbert.model.heads import IGNORE, losses
-from smallbert.tasks.task import limit
+from smallbert.tasks.derived import limit
 
 if TYPE_CHECKING:
     from smallbert.tasks import Split, Task

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smallbert.errors import UserError
-from smallbert.tasks.task import Split, Task, hold_out
+from smallbert.tasks.derived import hold_out
+from smallbert.tasks.task import Split, Task
 
 HELD_OUT, SEED = 0.1, 0  # the slice of train that settings are chosen on where there is no split for that
 LEAST = 20  # rows

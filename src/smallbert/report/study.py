@@ -7,19 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smallbert.files import write_json, write_text
-from smallbert.measuring.findings import (
-    ENDS,
-    FEW,
-    Cell,
-    Convergence,
-    Pair,
-    Result,
-    are_numbers,
-    conclude,
-    find_convergence,
-    gather,
-    pair_up,
-)
+from smallbert.measuring.convergence import Convergence, find_convergence
+from smallbert.measuring.findings import ENDS, FEW, Cell, Pair, Result, are_numbers, conclude, gather, pair_up
 from smallbert.report.convergence import draw_study
 from smallbert.report.differences import draw_differences
 from smallbert.report.figure import to_png

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from smallbert.errors import UserError
 from smallbert.tasks import folder, glue, probing, squad
+from smallbert.tasks.derived import hold_out
 from smallbert.tasks.reading import READERS
-from smallbert.tasks.task import KINDS, Row, Split, Task, hold_out
+from smallbert.tasks.task import KINDS, Row, Split, Task
 
 __all__ = ["KINDS", "TASKS", "Row", "Split", "Task", "hold_out", "load_task"]
 

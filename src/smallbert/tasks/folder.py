@@ -9,21 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from smallbert.errors import UserError
+from smallbert.tasks.derived import hold_out
 from smallbert.tasks.reading import READERS, Columns, check_columns, read_columns
 from smallbert.tasks.squad import check_answers
-from smallbert.tasks.task import (
-    KINDS,
-    Row,
-    Split,
-    Task,
-    flat,
-    hold_out,
-    in_order,
-    is_bio,
-    label_ids,
-    make_task,
-    numbers,
-)
+from smallbert.tasks.task import KINDS, Row, Split, Task, flat, in_order, is_bio, label_ids, make_task, numbers
 
 STEMS = {"train": ("train",), "dev": ("dev", "validation", "valid", "val"), "test": ("test",)}
 HELD_OUT, SEED = 0.1, 0  # a lone file is always cut the same way

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from smallbert.data import STUDENT, Layout, make_batch, sort_into_batches, tokenise, usable_length
+from smallbert.batches import Layout, make_batch, sort_into_batches
+from smallbert.data import STUDENT, tokenise, usable_length
 from smallbert.errors import UserError
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from smallbert.data import STUDENT, Layout, make_batch, tokenise, usable_length
+from smallbert.batches import Layout, make_batch
+from smallbert.data import STUDENT, tokenise, usable_length
 from smallbert.model.encoder import Encoder
 from smallbert.model.heads import losses
 from smallbert.processes import agree

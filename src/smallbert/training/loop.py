@@ -13,7 +13,8 @@ import torch
 from accelerate import PartialState
 from torch import Tensor, nn
 
-from smallbert.data import STUDENT, Layout, Stream, cut_into_batches, make_batch
+from smallbert.batches import Layout, cut_into_batches, make_batch
+from smallbert.data import STUDENT, Stream
 from smallbert.errors import UserError
 from smallbert.features.ahead import reading_ahead
 from smallbert.features.frozen import Frozen, keep_states

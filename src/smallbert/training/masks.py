@@ -199,8 +199,9 @@ def prune_once(
             stored[name].mul_(mask)
 
 
-def check_trained(phase: Phase, label: str, what: str) -> None:
-    """Refuse a frozen part for a method that prunes by how weights are trained."""
+def check_trained(phase: Phase, label: str, what: What) -> None:
+    """Refuse a model without weights to prune, and a frozen part, for a method that prunes by how they are trained."""
+    stack_up(phase.encoder, maskable(phase.encoder, what))
     frozen = phase.settings.freeze
     if frozen == "backbone" or (frozen == "embeddings" and "embeddings" in what):
         raise UserError(

@@ -108,8 +108,13 @@ class Phase:
     @property
     def planned_steps(self) -> int:
         """How many steps the phase is going to take; what `total` is once it trains."""
+        assert self.stream is not None
+        return self.steps_over(len(self.stream))
+
+    def steps_over(self, texts: int) -> int:
+        """How many steps the phase takes with so many texts."""
         steps = getattr(self.settings, "steps", None)
-        return steps or max(1, round(self.settings.epochs * self.steps_an_epoch))
+        return steps or max(1, round(self.settings.epochs * -(-texts // self.settings.batch)))
 
     @property
     def route(self) -> Route | None:

@@ -14,6 +14,7 @@ from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder, Seen, load
 from smallbert.model.walk import Taps
 from smallbert.model.words import WORDS
+from smallbert.sources import find_model
 
 if TYPE_CHECKING:
     from smallbert.features.taught import Taught
@@ -43,17 +44,24 @@ class Teachers(dict[str, Teacher]):
     def find(self, name: str) -> Teacher:
         """A teacher, made ready the first time it is named."""
         if name not in self:
-            if name in self.phase.marks:
-                found = self.phase.marks[name].copy()
-            elif name == "latest":
+            marked = self.expect(name)
+            found = load(name) if marked is None else marked.copy()
+            self[name] = Teacher(found.to(self.phase.device).eval().requires_grad_(False))
+        return self[name]
+
+    def expect(self, name: str) -> Encoder | None:
+        """A mark as it is known so far, maybe without weights; None for a folder, which is not read yet.
+
+        What will not be there is refused.
+        """
+        if name not in self.phase.marks:
+            if name == "latest":
                 raise UserError(
                     "distillation needs a trained teacher, and nothing was trained yet: start from a fine-tuned model, "
                     "put finetune before it, or write distill(teacher='folder')"
                 )
-            else:
-                found = load(name)
-            self[name] = Teacher(found.to(self.phase.device).eval().requires_grad_(False))
-        return self[name]
+            find_model(name)
+        return self.phase.marks.get(name)
 
     def ask(self, name: str, scores: bool = False, wanted: Mapping[str, Iterable[int]] | None = None) -> Encoder:
         """Say, in `attach`, what a loss will want to know from a teacher; one that cuts texts otherwise gets a view."""

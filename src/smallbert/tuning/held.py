@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from smallbert.data import STUDENT, Layout, Stream, sort_into_batches, tokenise, usable_length
+from smallbert.batches import Layout, sort_into_batches
+from smallbert.data import STUDENT, Stream, tokenise, usable_length
 from smallbert.features.frozen import Frozen, keep_states, needed, why_not
+from smallbert.files import shared_folder
 from smallbert.make import Say, Start, quiet
 from smallbert.measuring.evaluate import decide, read_scores
 from smallbert.measuring.metrics import score
@@ -21,7 +23,7 @@ from smallbert.model.encoder import Encoder
 from smallbert.recipe import Recipe
 from smallbert.run import beginnings
 from smallbert.tasks import Task
-from smallbert.tasks.task import without_dev
+from smallbert.tasks.derived import without_dev
 from smallbert.training.phase import Phase
 from smallbert.tuning.space import Space
 
@@ -70,6 +72,10 @@ class Held:
             scores = read_scores(encoder, self.stream, say) if stored is None else self._read(encoder, stored)
         found = score(self.task, decide(scores, self.stream, self.task, rows), rows)[self.task.metrics[0]]
         return found["value"], found["stderr"]
+
+    def use_with_others(self, folder: Path) -> None:
+        """Hold a folder, until this is closed, so that no process takes it away when it is done."""
+        self._open.enter_context(shared_folder(folder))
 
     def close(self) -> None:
         """Let go of stored states."""

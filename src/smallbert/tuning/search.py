@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,17 +18,19 @@ from typing import Any
 from smallbert import study as studies
 from smallbert.arms import Arm
 from smallbert.errors import RunError, UserError
-from smallbert.files import InUse
-from smallbert.jobs import WorkerLost, run_jobs, shared_gpu
+from smallbert.files import InUse, shared_folder
+from smallbert.jobs import WorkerLost, run_jobs
 from smallbert.make import Line, Say, check_device, quiet, why_of
 from smallbert.measuring.findings import Result
 from smallbert.recipe import Recipe
+from smallbert.runs import run_study
+from smallbert.sharing import default_jobs, is_memory, is_trouble_of_the_process, shared_machine
 from smallbert.space import expand_space
 from smallbert.tuning.held import search_task
 from smallbert.tuning.records import DIED, DIVERGED, FAILED, OK, Record, best_of, records_of, write_records
 from smallbert.tuning.space import Space, read_space
 from smallbert.tuning.storage import is_alive, open_study, optuna, revive
-from smallbert.tuning.trial import BEGINNINGS, SEED, STATES, Settled, Setup, open_setup, run_trial
+from smallbert.tuning.trial import COMMON, SEED, Settled, Setup, open_setup, run_trial
 
 DEFAULT, TUNED = "default", "tuned"
 HOPELESS = 5  # trials that fail before one does not, after which a search is given up
@@ -86,7 +87,7 @@ def search(
     """Run the trials that are missing and give all of them; running again adds only what is missing then."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("a search starts processes of its own; run it without accelerate launch or torchrun")
-    setup, workers = begin(tuning, bench), jobs or studies.default_jobs(tuning.study.device)
+    setup, workers = begin(tuning, bench), jobs or default_jobs(tuning.study.device)
     teller = _Teller(setup, tuning.study.out, say, line)
     if workers > 1:
         # What all trials have in common is made by the first, so that it is not made by every worker.
@@ -150,14 +151,10 @@ def _give_up_if_hopeless(records: Sequence[Record]) -> None:
 
 def _search_in_workers(tuning: Tuning, workers: int, teller: _Teller) -> None:
     """Let several processes search at once; each is one piece of work that ends when nothing is missing."""
-    import torch
-
-    on_gpu = tuning.study.device != "cpu" and torch.cuda.is_available()
-    threads = {"OMP_NUM_THREADS": str(max(1, studies.cores() // workers)), "TOKENIZERS_PARALLELISM": "false"}
     pieces = [[number] for number in range(workers)]
-    with shared_gpu(on_gpu) as environment:
+    with shared_machine(workers, tuning.study.device) as environment:
         finished = lambda piece, result: None  # noqa: E731 - the storage knows more
-        run_jobs(pieces, partial(_prepare, tuning), workers, finished, teller.together, threads | environment)
+        run_jobs(pieces, partial(_prepare, tuning), workers, finished, teller.together, environment)
 
 
 def _prepare(tuning: Tuning) -> Callable[..., None]:
@@ -172,8 +169,8 @@ def _work(setup: Setup, piece: int, say: Say = quiet, deaths: int = 0, why: str 
     try:
         _search(setup, _Teller(setup, None, say, lambda text: None), alone=False)
     except Exception as error:
-        if studies.is_trouble_of_the_process(error):
-            raise WorkerLost(why_of(error), isinstance(error, MemoryError)) from error
+        if is_trouble_of_the_process(error):
+            raise WorkerLost(why_of(error), is_memory(error)) from error
         raise
 
 
@@ -244,14 +241,15 @@ def run_finals(
     arms = [Arm(DEFAULT, read_space(tuning.space).default())]
     if (tuned := Recipe(best.recipe)) != arms[0].recipe:
         arms.append(Arm(TUNED, tuned))
-    final = replace(tuning.study, arms=tuple(arms), named=True, states=tuning.study.out / STATES)
-    while True:
-        try:
-            results = studies.run_study(final, bench, jobs, say, line)
-            break
-        except InUse:  # another process of the same search trains them; its cards are ours
-            say("waiting for another process to train the winner", 0, 0, "")
-            time.sleep(PAUSE)
-    for folder in (BEGINNINGS, STATES):
-        shutil.rmtree(final.out / folder, ignore_errors=True)
+    common = tuning.study.out / COMMON
+    final = replace(tuning.study, arms=tuple(arms), named=True, states=common / "states")
+    with shared_folder(common) as leave:
+        while True:
+            try:
+                results = run_study(final, bench, jobs, say, line)
+                break
+            except InUse:  # another process of the same search trains them; its cards are ours
+                say("waiting for another process to train the winner", 0, 0, "")
+                time.sleep(PAUSE)
+        leave()  # whoever of several processes is the last takes it away
     return final, results

@@ -18,7 +18,7 @@ from smallbert.make import Say, Start, quiet, why_of
 from smallbert.methods import Method
 from smallbert.recipe import Phase, Recipe
 from smallbert.run import beginnings, run_recipe
-from smallbert.study import is_trouble_of_the_process
+from smallbert.sharing import is_trouble_of_the_process
 from smallbert.tasks import Task
 from smallbert.tuning.held import Held, common_texts
 from smallbert.tuning.records import DIVERGED, FAILED, OK, PRUNED, SURPLUS, Record, records_of
@@ -27,7 +27,7 @@ from smallbert.tuning.storage import ME, optuna
 
 SEED = 1000  # every trial trains with it, and nothing that is reported does
 LOOKS = (25, 50, 75)  # percent of the last training phase after which a trial is scored, and stopped if it is bad
-BEGINNINGS, STATES = "beginnings", "states"  # folders of what trials have in common
+COMMON = ".trials"  # the folder of what trials have in common, in that of the search
 
 
 class Settled(Exception):
@@ -62,11 +62,13 @@ def open_setup(
     """Find what trials have in common, and where it is kept: each trained beginning once, for all processes."""
     about, common = f"{start.fingerprint} {task.fingerprint} seed {SEED}", common_texts(space, start, task)
     folders = {
-        text: out / BEGINNINGS / hashlib.sha256(f"{about} {text}".encode()).hexdigest()[:12]
+        text: out / COMMON / hashlib.sha256(f"{about} {text}".encode()).hexdigest()[:12]
         for text, trains in common.items()
         if trains
     }
-    return Setup(start, task, space, study, trials, out, device, folders, set(common), Held(task, out / STATES))
+    held = Held(task, out / COMMON / "states")
+    held.use_with_others(out / COMMON)
+    return Setup(start, task, space, study, trials, out, device, folders, set(common), held)
 
 
 def run_trial(setup: Setup, trial: Any, alone: bool = True, say: Say = quiet) -> float:
@@ -174,7 +176,7 @@ def _train(setup: Setup, recipe: Recipe, trial: Any, say: Say) -> tuple[float, f
         judge=False,  # its score on the rows held out says it all
         streams=setup.streams,
         memory=setup.memory,
-        states=None if part is None else setup.out / STATES,
+        states=None if part is None else setup.held.states,
     )
     if outcome.diverged:
         raise Diverged(outcome.diverged)

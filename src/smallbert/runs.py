@@ -1,0 +1,157 @@
+"""The runs of a study made, one by one or several at a time, each once; one that fails becomes a card as well."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from smallbert.arms import Arm
+from smallbert.beginnings import forget
+from smallbert.errors import UserError
+from smallbert.files import alone_in
+from smallbert.jobs import WorkerLost, run_jobs
+from smallbert.make import Line, Say, check_device, foreseen, give_up, make_one, quiet, why_of
+from smallbert.measuring.findings import Result
+from smallbert.sharing import default_jobs, is_memory, is_trouble_of_the_process, shared_machine
+from smallbert.study import Bench, Piece, Study, beginnings_of, card_of, open_bench, part, plan, result_of, results_of
+
+
+def run_study(
+    study: Study,
+    bench: Bench,
+    jobs: int | None = None,
+    say: Say = quiet,
+    line: Line = lambda text: None,
+) -> list[Result]:
+    """Make every run that has no card yet and give all results; `line` is told how each run ended."""
+    planned = plan(study, bench)
+    waiting = [open_ for job in planned if (open_ := [piece for piece in job if _is_open(study, bench, piece)])]
+    if waiting:
+        check_device(study.device)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UserError("a study starts processes of its own; run it without accelerate launch or torchrun")
+        with alone_in(study.out):
+            _run(study, bench, waiting, sum(map(len, planned)), jobs, say, line)
+            shutil.rmtree(study.out / "work", ignore_errors=True)
+    return results_of(study, bench)
+
+
+def _run(
+    study: Study, bench: Bench, waiting: list[list[Piece]], total: int, jobs: int | None, say: Say, line: Line
+) -> None:
+    left = [piece for job in waiting for piece in job]
+    if len(left) < total:
+        line(f"{total - len(left)} of {total} runs are finished already")
+
+    def finished(piece: Piece, _: Any = None) -> None:
+        left.remove(piece)
+        if not any(other._replace(arm=piece.arm) == piece for other in left):  # the last one of its group
+            forget(beginnings_of(study, bench, piece))
+        line(f"{total - len(left)} of {total}: {in_words(result_of(study, bench, piece))}")
+
+    for piece, why in _foreseen(study, bench, left).items():
+        facts = _facts(study, study.arms[piece.arm])
+        give_up(study.arms[piece.arm].recipe, bench.start, bench.tasks[piece.task], piece.seed, study.out, why, **facts)
+        finished(piece)
+    waiting = [rest for job in waiting if (rest := [piece for piece in job if piece in left])]
+    workers = min(jobs or default_jobs(study.device), len(left))
+    if workers > 1:
+        show = lambda running: say(*_combined(study, running, total - len(left), total))  # noqa: E731
+        return _run_in_workers(study, bench, waiting, workers, finished, show)
+    for piece in list(left):
+        title = f"run {total - len(left) + 1} of {total}, {_short(study, piece)}"
+        make_piece(study, bench, True, piece, lambda stage, *rest, t=title: say(f"{t}: {stage}", *rest))
+        finished(piece)
+
+
+def _foreseen(study: Study, bench: Bench, pieces: Sequence[Piece]) -> dict[Piece, str]:
+    """The runs that will be refused since their recipe does not fit the model, and why."""
+    reasons: dict[tuple[str, int], str] = {}
+    for piece in pieces:
+        if (key := (piece.task, piece.arm)) not in reasons:
+            reasons[key] = foreseen(study.arms[piece.arm].recipe, bench.start, bench.tasks[piece.task], study.out)
+    return {piece: why for piece in pieces if (why := reasons[piece.task, piece.arm])}
+
+
+def _facts(study: Study, arm: Arm) -> dict[str, Any]:
+    """What a card says of the study that its run belongs to."""
+    about = {"kind": study.kind, "command": study.command, "split": study.split}
+    return {**about, "preset": arm.name if study.named else None}
+
+
+def _run_in_workers(
+    study: Study,
+    bench: Bench,
+    jobs: list[list[Piece]],
+    workers: int,
+    finished: Callable[..., None],
+    show: Callable[..., None],
+) -> None:
+    with shared_machine(workers, study.device) as environment:
+        parting = partial(part, study, bench)
+        run_jobs(jobs, partial(_prepare, study), workers, finished, show, environment, parting)
+
+
+def _prepare(study: Study) -> Callable[..., None]:
+    """In a worker: read all that runs need, once."""
+    bench = open_bench(study, lambda text: None)
+    return partial(make_piece, study, bench, False)
+
+
+def make_piece(
+    study: Study, bench: Bench, alone: bool, piece: Piece, say: Say = quiet, deaths: int = 0, why: str = ""
+) -> None:
+    """Make one run; one that has killed two processes becomes a failed card instead.
+
+    Not `alone`, trouble with memory or the GPU raises WorkerLost: more memory may be free later, and after some errors
+    of a GPU nothing works any more in the same process.
+    """
+    arm, task, start = study.arms[piece.arm], bench.tasks[piece.task], bench.start
+    facts = _facts(study, arm)
+    if deaths >= 2:
+        why = f"its process ended twice, the second time alone ({why})"
+        return give_up(arm.recipe, start, task, piece.seed, study.out, why, **facts)
+    facts |= {"device": study.device, "keep_model": study.keep_models, "again": study.again, "seconds": None}
+    facts |= {"streams": bench.streams.setdefault(piece.task, {}), "states": study.states, "keep_going": True}
+    facts["common"] = beginnings_of(study, bench, piece)
+    if not alone:
+        facts["raising"] = is_trouble_of_the_process
+    try:
+        make_one(arm.recipe, start, task, piece.seed, study.out, say=say, **facts)
+    except Exception as error:
+        if alone or not is_trouble_of_the_process(error):
+            raise
+        raise WorkerLost(why_of(error), is_memory(error)) from error
+
+
+def _is_open(study: Study, bench: Bench, piece: Piece) -> bool:
+    card = card_of(study, bench, piece)
+    return card is None or (study.again and card["status"] == "failed")
+
+
+def in_words(result: Result) -> str:
+    """One run in one line: "sst2, seed 9, mixture at 4: 85.2 (41 s)"."""
+    at = "" if result.value is None else f" at {result.value}"
+    score = "" if result.score is None else f" {result.score:.1f}"
+    status = "" if result.status == "ok" else f" {result.status}{f', {result.why}' if result.why else ''}"
+    took = "" if result.seconds is None else f" ({result.seconds:.0f} s)"
+    return f"{result.task}, seed {result.seed}, {result.arm}{at}:{score}{status}{took}"
+
+
+def _short(study: Study, piece: Piece) -> str:
+    arm = study.arms[piece.arm]
+    name = arm.name if len(arm.name) <= 24 else f"{arm.name[:23]}…"
+    return f"{piece.task} s{piece.seed} {name}{'' if arm.value is None else f' {arm.value}'}"
+
+
+def _combined(study: Study, running: Sequence[tuple[Piece, tuple[str, int, int, str]]], done: int, total: int) -> Any:
+    """What all workers do, in the form that progress is told."""
+    parts = []
+    for piece, (stage, at, of, _) in running:
+        parts.append(f"{_short(study, piece)} {stage}{f' {100 * at // of} %' if of else ''}")
+    more = f", {len(parts) - 2} more" if len(parts) > 2 else ""
+    what = f"{len(parts)} at once: {', '.join(parts[:2])}{more}" if parts else "" if done == total else "starting"
+    return "runs", done, total, what
