@@ -29,6 +29,7 @@ from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import load_folder
 from smallbert.recipe import Recipe
 from smallbert.report.sheets import About, seeds_sheet
+from smallbert.report.sizes import have_sizes, points_of
 from smallbert.report.study import make_report, to_json, to_markdown, troubles, write_study
 from smallbert.runs import make_piece, run_study
 
@@ -413,6 +414,17 @@ def test_nothing_is_dropped_silently():
     assert "2 of 7 runs failed or were not run" in report.sentences[-1]
     text = to_markdown(report)
     assert "sst2, plain, failed: it failed (seed 39)" in text and "sst2, mixture, not run (seed 39)" in text
+
+
+def test_arms_of_other_sizes_are_drawn_against_them(tmp_path):
+    sizes = {"whole": 100e6, "half": 50e6, "half, worse": 51e6, "tiny": 10e6}
+    scores = {"whole": 91.0, "half": 90.0, "half, worse": 85.0, "tiny": 80.0}
+    results = [run._replace(size=size) for arm, size in sizes.items() for run in runs("sst2", arm, [scores[arm]] * 2)]
+    report = make_report(results, about("sst2", arms=sizes))
+    assert [path.name for path in write_study(report, tmp_path)][2:] == ["sst2-seeds.png", "sst2-sizes.png"]
+    with_line = [point.name for point in points_of(report.cells) if point.on_frontier]
+    assert with_line == ["whole", "half", "tiny"]
+    assert not have_sizes([cell for cell in report.cells if cell.arm.startswith("half")])
 
 
 def test_one_seed_has_no_deviation_and_one_arm_no_pair():

@@ -202,7 +202,7 @@ def _frame(axes: "Axes", points: Sequence[Point], x_title: str, y_title: str) ->
     for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         text.set_fontfamily(font_name())
     written: dict[str, Any] = {"color": COLOURS["ink"], "fontsize": 9.5, "fontfamily": font_name()}
-    axes.annotate(y_title, (0, 1), (-30, 14), xycoords="axes fraction", textcoords="offset points", **written)
+    axes.annotate(y_title, (0, 1), (-27, 14), xycoords="axes fraction", textcoords="offset points", **written)
     below: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
     axes.annotate(x_title, (1, 0), (0, -24), **below, **written)
 

@@ -14,6 +14,7 @@ from smallbert.report.differences import draw_differences
 from smallbert.report.figure import to_png
 from smallbert.report.rows import draw_rows
 from smallbert.report.sheets import About, Sheet, pairs_sheet, seeds_sheet, tasks_sheet, varied_sheet
+from smallbert.report.sizes import draw_sizes, have_sizes
 
 
 class Report(NamedTuple):
@@ -153,4 +154,7 @@ def _draw(report: Report, out: Path) -> list[str]:
             figure = draw_rows(cells, metric) if in_rows else draw_study(cells, metric, setting, chance)
             to_png(figure, out / name)
             pictures.append(name)
+            if setting is None and have_sizes(cells):
+                pictures.append(name.replace("-seeds.png", "-sizes.png"))
+                to_png(draw_sizes(cells, metric), out / pictures[-1])
     return pictures
