@@ -66,7 +66,8 @@ def export_int8(
 ) -> dict[str, Any]:
     """The same with 8-bit weights, a scale a row, and products of whole numbers.
 
-    Inputs of layers are rounded by each call's range; given a task to calibrate on, by ranges found on training texts.
+    Inputs of layers are rounded by each token's own range; given a task to calibrate on, by ranges found on training
+    texts.
     """
     _check_installed()
     encoder = load_folder(folder)

@@ -1,7 +1,7 @@
 """Weights that are stored in few bits stay so in an ONNX file, and layers that round their inputs multiply integers.
 
 weights only      codes, Cast, Mul by scales: onnxruntime makes the real weights of them once, when the file is loaded
-inputs by call    DynamicQuantizeLinear, MatMulInteger: whole numbers all the way
+inputs by call    each token by its own largest number, MatMulInteger: whole numbers all the way
 inputs by range   QuantizeLinear, DequantizeLinear before MatMul (QDQ), which onnxruntime runs as whole numbers
 tables            rows are looked up as codes, and made real then
 """
@@ -16,10 +16,11 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from smallbert.model.packing import unpack
 from smallbert.model.quantised import Stored, StoredLinear, _Book, _Whole
-from smallbert.model.rounding import input_steps
+from smallbert.model.rounding import LEAST, input_steps
 from smallbert.onnxfile.graph import attribute, set_nodes
 
 FEW = 4  # bits that ONNX has a type for, besides 8
+MIDDLE = 128  # the code of zero where inputs are rounded by call
 HALF_BYTES = 21  # the first operator set with that type; what else a graph here uses is the same in it
 
 
@@ -92,7 +93,8 @@ class _Writer:
             given, step, zero = self._whole_inputs(inputs)
             product = self.add("MatMulInteger", [given, codes, zero], out=f"{out}.whole")
             real = self.add("Cast", [product], out=f"{out}.cast", to=TensorProto.FLOAT)
-            self.add("Mul", [real, self.add("Mul", [step, scale], out=f"{out}.scale")], out=out)
+            # One after the other: given their product, onnxruntime would take the step for a single number.
+            self.add("Mul", [self.add("Mul", [real, scale], out=f"{out}.columns"), step], out=out)
 
     def _whole(self, part: Any) -> tuple[str, str]:
         """Codes of a matrix, turned as products take them, and a scale for each column."""
@@ -101,11 +103,24 @@ class _Writer:
         return self.constant(part, "codes", np.ascontiguousarray(steps)), self.constant(part, "scale", scale)
 
     def _whole_inputs(self, name: str) -> tuple[str, str, str]:
-        outs = [f"{name}.{what}" for what in ("codes", "step", "zero")]
+        """Codes of inputs, a step for each token, and the code of zero.
+
+        DynamicQuantizeLinear would be one operator, but has one step for all texts of a batch, so that what a text gets
+        would depend on its company. Codes are unsigned, around 128: the kernels for signed ones take ten times as long.
+        """
+        middle = self._number("middle", np.array(MIDDLE, np.uint8))
         if (name, "whole") not in self.made:
-            self.made[name, "whole"] = outs[0]
-            self.nodes.append(helper.make_node("DynamicQuantizeLinear", [name], outs))
-        return outs[0], outs[1], outs[2]
+            most = self._number("most", np.array(MIDDLE - 1, np.float32))
+            last = self._number("last axis", np.array([-1]))
+            high = self.add("ReduceMax", [name, last], out=f"{name}.high", keepdims=1)
+            low = self.add("ReduceMin", [name, last], out=f"{name}.low", keepdims=1)
+            ends = [high, self.add("Neg", [low], out=f"{name}.depth"), self._number("least", np.array(LEAST, np.float32))]
+            top = self.add("Max", ends, out=f"{name}.top")
+            self.add("Div", [top, most], out=f"{name}.step")
+            grown = self.add("Mul", [name, self.add("Div", [most, top], out=f"{name}.inverse")], out=f"{name}.grown")
+            one = self._number("one", np.array(1, np.float32))
+            self.made[name, "whole"] = self.add("QuantizeLinear", [grown, one, middle], out=f"{name}.codes")
+        return f"{name}.codes", f"{name}.step", middle
 
     def _rounded(self, name: str, part: Stored) -> str:
         """Inputs as the layer rounds them by its own range, where it has one."""
@@ -187,7 +202,10 @@ class _Writer:
 
     def constant(self, part: Stored, what: str, value: np.ndarray) -> str:
         """A weight of the new graph."""
-        name = f"stored{list(self.known.values()).index(part)}.{what}"
+        return self._number(f"{list(self.known.values()).index(part)}.{what}", value)
+
+    def _number(self, what: str, value: np.ndarray) -> str:
+        name = f"stored{what}"
         if name not in self.constants:
             self.constants[name] = numpy_helper.from_array(value, name)
         return name
