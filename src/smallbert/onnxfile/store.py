@@ -114,7 +114,11 @@ class _Writer:
             last = self._number("last axis", np.array([-1]))
             high = self.add("ReduceMax", [name, last], out=f"{name}.high", keepdims=1)
             low = self.add("ReduceMin", [name, last], out=f"{name}.low", keepdims=1)
-            ends = [high, self.add("Neg", [low], out=f"{name}.depth"), self._number("least", np.array(LEAST, np.float32))]
+            ends = [
+                high,
+                self.add("Neg", [low], out=f"{name}.depth"),
+                self._number("least", np.array(LEAST, np.float32)),
+            ]
             top = self.add("Max", ends, out=f"{name}.top")
             self.add("Div", [top, most], out=f"{name}.step")
             grown = self.add("Mul", [name, self.add("Div", [most, top], out=f"{name}.inverse")], out=f"{name}.grown")
