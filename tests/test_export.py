@@ -106,6 +106,20 @@ def test_rounded_inputs_know_no_company(tmp_path):
         assert np.abs(together[row] - alone[0]).max() < 1e-6
 
 
+def test_equal_matrices_keep_their_own_ranges(tmp_path):
+    encoder = small(layers=2).copy()
+    first, second = encoder.backbone.encoder.layer
+    second.load_state_dict(first.state_dict())
+    encoder = run("head | quantize(8, activations='static')", encoder, TASK).encoder
+    parts = stored_parts(encoder)
+    ranges = {part.input_range for part in parts.values() if hasattr(part, "input_range")}
+    with torch.no_grad():
+        for number, one in enumerate(ranges):
+            one.mul_(0.2 + 0.1 * number)  # far apart
+    _, found, notes = written(encoder, tmp_path)
+    assert found["difference"] < 1e-5 and f"{len(parts)} of {len(parts)} matrices" in notes[-1]
+
+
 @pytest.mark.parametrize(
     "recipe", ["sparse", *(pytest.param(one, marks=slow) for one in ("gate_layers", "connect_layers | drop_layers(1)"))]
 )

@@ -141,7 +141,7 @@ def _write_onnx(encoder: Encoder, path: Path) -> list[str]:
     import onnx
 
     from smallbert.onnxfile.narrow import avoid_slow_fusions, narrow
-    from smallbert.onnxfile.store import as_integers, keep_few_bits
+    from smallbert.onnxfile.store import as_integers, keep_few_bits, tell_apart
     from smallbert.onnxfile.trace import trace
 
     notes = []
@@ -152,10 +152,12 @@ def _write_onnx(encoder: Encoder, path: Path) -> list[str]:
     parts = {name: part for name, part in stored_parts(encoder).items() if name.split(".")[0] != "pooler"}
     if any(getattr(part, "activations", False) is True and not as_integers(part) for part in parts.values()):
         notes.append("Inputs of layers are not rounded: no operator takes groups of weights or weights off centre.")
-    model = trace(with_real_weights(encoder.copy()))
+    plain = with_real_weights(encoder.copy())
+    known = tell_apart(plain, parts)
+    model = trace(plain)
     narrow(model)
     if parts:
-        kept = keep_few_bits(model, parts)
+        kept = keep_few_bits(model, known)
         notes.append(f"{kept} of {len(parts)} matrices are stored in few bits, as in the model.")
     avoid_slow_fusions(model)
     onnx.save(model, str(path))

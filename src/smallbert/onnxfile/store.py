@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from smallbert.errors import RunError
+from smallbert.model.encoder import Encoder
 from smallbert.model.packing import unpack
 from smallbert.model.quantised import Stored, StoredLinear, _Book, _Whole
 from smallbert.model.rounding import LEAST, input_steps
@@ -24,17 +26,32 @@ MIDDLE = 128  # the code of zero where inputs are rounded by call
 HALF_BYTES = 21  # the first operator set with that type; what else a graph here uses is the same in it
 
 
-def keep_few_bits(model: ModelProto, parts: dict[str, Stored]) -> int:
-    """Replace the real weights of these parts in a graph by what is stored; gives how many were found.
+def tell_apart(plain: Encoder, parts: dict[str, Stored]) -> dict[str, Stored]:
+    """The parts by a hash of the numbers that they have in an encoder with real weights, which is about to be traced.
 
-    Parts are known by their numbers, since the exporter turns and renames weights as it likes.
+    Parts are known by their numbers, since the exporter turns and renames weights as it likes. Where two have the same
+    ones, they may still round their inputs differently, so that one gets a mark; with its numbers that is replaced.
     """
-    graph = _Writer(model, {_key(part.real().numpy()): part for part in parts.values()})
+    known: dict[str, Stored] = {}
+    for name, part in parts.items():
+        weight = plain.get_submodule(name).weight.detach()
+        while (key := _key(weight.numpy())) in known:
+            weight[0, 0] += 1.0
+        known[key] = part
+    return known
+
+
+def keep_few_bits(model: ModelProto, known: dict[str, Stored]) -> int:
+    """Replace the real weights of these parts, by hash, in a graph by what is stored; gives how many were found."""
+    graph = _Writer(model, known)
     for node in list(model.graph.node):
         graph.write(node)
     set_nodes(model, graph.nodes, list(graph.constants.values()))
     if any(one.data_type in (TensorProto.INT4, TensorProto.UINT4) for one in graph.constants.values()):
         model.opset_import[0].version = HALF_BYTES
+    marked = [key for key, part in known.items() if key not in graph.found and key != _key(part.real().numpy())]
+    if marked:
+        raise RunError("a matrix that equals another one was not found in the graph again, so no file was written")
     return len(graph.found)
 
 
