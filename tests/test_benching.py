@@ -86,7 +86,7 @@ def test_exports_are_taken_over_of_the_same_model_only(folders, tmp_path, monkey
     monkeypatch.setattr(export, "export_onnx", write)
     monkeypatch.setattr(variants, "read_variant", lambda path, name: name)
     for name in ("deep", "deep", "flat", "flat", "deep"):
-        assert variants.make_variants(folders / name, ["onnx"], tmp_path) == ["onnx"]
+        assert variants.make_variants(folders / name, [" onnx"], tmp_path) == ["onnx"]  # as in "onnx-int8, onnx"
     assert made == ["deep", "flat", "deep"]
 
 

@@ -88,7 +88,7 @@ def make_variants(folder: Path | str, names: list[str], into: Path, say: Any = N
     """Exports of a model, made now, or earlier of the very same model."""
     from smallbert.export import export_int8, export_onnx
 
-    makers = {"onnx": export_onnx, "onnx-int8": export_int8}
+    makers, names = {"onnx": export_onnx, "onnx-int8": export_int8}, [name.strip() for name in names]
     if unknown := [name for name in names if name not in makers]:
         raise UserError(f"--variants was given {unknown[0]!r}; write one or more of: {', '.join(makers)}")
     model = find_model(str(folder))
