@@ -15,7 +15,7 @@ pytest.importorskip("onnxruntime")
 import onnx
 
 from smallbert.errors import RunError, UserError
-from smallbert.export import _write_onnx, export_int8, export_onnx
+from smallbert.export import write_onnx, export_int8, export_onnx
 from smallbert.model.folders import load_folder, probe_batch, save_folder
 from smallbert.model.quantised import stored_parts
 from smallbert.onnxfile.check import compare, must_agree, open_session, varied_batches
@@ -28,7 +28,7 @@ slow = pytest.mark.slow  # a trace takes seconds: one of each kind is enough for
 
 def written(encoder, folder):
     """The graph of an encoder, and how far its scores are from the encoder's."""
-    notes = _write_onnx(encoder, folder / "model.onnx")
+    notes = write_onnx(encoder, folder / "model.onnx")
     found = compare(encoder, open_session(folder / "model.onnx"), varied_batches(encoder))
     return onnx.load(folder / "model.onnx"), found, notes
 
@@ -97,7 +97,7 @@ def test_rounded_inputs_multiply_integers(tmp_path):
 
 def test_rounded_inputs_know_no_company(tmp_path):
     encoder = run("head | quantize(8, activations=True)", small(layers=2), TASK).encoder
-    _write_onnx(encoder, tmp_path / "model.onnx")
+    write_onnx(encoder, tmp_path / "model.onnx")
     answer = open_session(tmp_path / "model.onnx")
     inputs = {name: one.numpy() for name, one in named_inputs(encoder, probe_batch(encoder, (9, 4, 9, 6))).items()}
     together = answer(inputs)

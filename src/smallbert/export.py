@@ -112,7 +112,7 @@ def _export(
     rounds, exact = bool(ways - {False}), ways <= {False} or (small is encoder and True not in ways)
     with write_folder(_free(out)) as aside, saying(say):
         say("tracing")
-        notes = _write_onnx(small, aside / "model.onnx")
+        notes = write_onnx(small, aside / "model.onnx")
         say("checking")
         found = _check(encoder, aside / "model.onnx", task, exact, limit, say)
         if encoder.tokenizer is not None:
@@ -136,7 +136,7 @@ def _export(
     return {"folder": str(out), **about}
 
 
-def _write_onnx(encoder: Encoder, path: Path) -> list[str]:
+def write_onnx(encoder: Encoder, path: Path) -> list[str]:
     """Write the file; gives what there is to say about it."""
     import onnx
 

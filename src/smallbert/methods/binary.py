@@ -8,11 +8,11 @@ Signs have no zero: to prune as well, use ternary.
 from typing import Literal
 
 from smallbert.methods.quantize import Bits, Quantize
-from smallbert.methods.quantize_aware import _Aware
+from smallbert.methods.quantize_aware import Aware
 from smallbert.model.quantised import Activations
 
 
-class Binary(_Aware):
+class Binary(Aware):
     """Let each weight be -a or a, while training if there is any, and store it in one bit."""
 
     scope: Literal["row", "tensor"] = "row"

@@ -16,7 +16,7 @@ from torch import nn
 
 from smallbert.errors import UserError
 from smallbert.methods.quantize import Bits, Quantize, some_roundable
-from smallbert.methods.quantize_aware import _Aware
+from smallbert.methods.quantize_aware import Aware
 from smallbert.model.anatomy import anatomy, layers, linears
 from smallbert.model.quantised import Activations, stored_bytes
 from smallbert.model.rounding import Grid, rounded
@@ -27,7 +27,7 @@ STEPS = (1, 2, 3, 4, 8)  # numbers of bits there are
 HEADER = 160  # bytes that a safetensors file says about one tensor, at most
 
 
-class MixedBits(_Aware):
+class MixedBits(Aware):
     """Give each layer its own number of bits, by how sharply the loss bends along it, within a budget of size."""
 
     budget: float = 3.0

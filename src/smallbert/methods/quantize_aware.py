@@ -24,7 +24,7 @@ DECAY = 0.9999
 TEXTS = 128  # that ranges of inputs are found on where nothing is trained
 
 
-class _Aware(Method):
+class Aware(Method, shared=True):
     """What every method has that lets the model see rounded weights while it trains, and then stores them so."""
 
     stage: ClassVar[int] = 55  # after what cuts layers, so that it plans for those that stay
@@ -49,7 +49,7 @@ class _Aware(Method):
 
     def attach(self, phase: Any) -> None:
         """Round weights once a step, and inputs where they come in."""
-        if [method for method in phase.methods if isinstance(method, _Aware)] != [self]:
+        if [method for method in phase.methods if isinstance(method, Aware)] != [self]:
             raise UserError(f"{self.name}: another method of this phase rounds the same weights; keep one of them")
         plan, store = self._plan_of(phase), self.storage()
         prunes = any(method.stage == MASK_STAGE for method in phase.methods)
@@ -82,7 +82,7 @@ class _Aware(Method):
             set_ranges(encoder, found)
 
 
-class QuantizeAware(_Aware):
+class QuantizeAware(Aware):
     """Train with weights and inputs rounded as they will be in use, then store them so."""
 
     trains: ClassVar[bool] = True

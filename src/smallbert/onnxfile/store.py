@@ -17,7 +17,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from smallbert.errors import RunError
 from smallbert.model.encoder import Encoder
 from smallbert.model.packing import unpack
-from smallbert.model.quantised import Stored, StoredLinear, _Book, _Whole
+from smallbert.model.quantised import Stored, StoredLinear, Book, Whole
 from smallbert.model.rounding import LEAST, input_steps
 from smallbert.onnxfile.graph import attribute, set_nodes
 
@@ -57,7 +57,7 @@ def keep_few_bits(model: ModelProto, known: dict[str, Stored]) -> int:
 
 def as_integers(part: Stored) -> bool:
     """Whether a layer that rounds its inputs can be multiplied in whole numbers: one scale a row, or one in all."""
-    return isinstance(part, _Whole) and part.grid.symmetric and part.grid.scope != "group"
+    return isinstance(part, Whole) and part.grid.symmetric and part.grid.scope != "group"
 
 
 class _Writer:
@@ -165,7 +165,7 @@ class _Writer:
     def _real(self, part: Any) -> str:
         """The real matrix, by operators on constants alone: done once, on loading."""
         rows, columns = part.shape
-        if isinstance(part, _Book):
+        if isinstance(part, Book):
             codes = unpack(part.codes.view(rows, -1), part.bits, columns).numpy().reshape(-1)
             places = self.once(
                 "Cast", [self.constant(part, "codes", _few(codes, part.bits))], part, to=TensorProto.INT32
@@ -177,7 +177,7 @@ class _Writer:
             ]
             flat = self.once("ScatterElements", [flat, *outliers], part, axis=0)
             return self.once("Reshape", [flat, self.constant(part, "shape", np.array([rows, columns]))], part)
-        if not isinstance(part, _Whole):
+        if not isinstance(part, Whole):
             return self.constant(part, "real", part.real().numpy())
         group = part.grid.group if part.grid.scope == "group" else columns
         wide = -columns % group
