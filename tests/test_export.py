@@ -134,6 +134,14 @@ def test_structures(recipe, tmp_path):
     assert found["difference"] < 1e-5 and bool(notes) == (recipe == "sparse")
 
 
+@pytest.mark.parametrize("kind", ["pair", pytest.param("classify", marks=slow), pytest.param("tag", marks=slow)])
+def test_an_lstm_at_any_size(kind, tmp_path):
+    encoder = run("head | lstm(width=6, layers=2, inner=8)", small(layers=1), toy_task(kind)).encoder
+    model, found, _ = written(encoder, tmp_path)
+    assert kinds(model).count("LSTM") == 4 and found["checked"] >= 64 and found["difference"] < 1e-6
+    assert [size.dim_param for size in model.graph.input[0].type.tensor_type.shape.dim] == ["batch", "length"]
+
+
 def test_the_last_layer_sees_first_tokens_only():
     encoder = run("head", small(layers=2), TASK).encoder
     model = trace(encoder)
