@@ -14,12 +14,14 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 import onnx
 
+from smallbert.data import longest_input
 from smallbert.errors import RunError, UserError
 from smallbert.export import write_onnx, export_int8, export_onnx
 from smallbert.model.folders import load_folder, probe_batch, save_folder
 from smallbert.model.quantised import stored_parts
 from smallbert.onnxfile.check import compare, must_agree, open_session, varied_batches
 from smallbert.onnxfile.narrow import narrow
+from smallbert.onnxfile.sentences import varied_texts
 from smallbert.onnxfile.trace import Plain, named_inputs, trace
 
 TASK = toy_task()
@@ -187,6 +189,23 @@ def test_int8_that_says_something_else_is_not_kept(folder, tmp_path):
     with pytest.raises(RunError, match="other probabilities"):
         export_int8(folder, tmp_path / "int8", max_difference=1e-9)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_file_is_tried_on():
+    """Sixty-four different real texts and more, from an empty one to one that is cut."""
+    texts = varied_texts(64)
+    assert len(set(texts)) >= 64
+    encoder = small(layers=1)
+    for task in (None, TASK):
+        rows = [
+            ids[mask > 0]
+            for batch in varied_batches(encoder, task)
+            for ids, mask in zip(batch.input_ids, batch.tokens(), strict=True)
+        ]
+        ends = {(int(row[0]), int(row[-1])) for row in rows}
+        assert ends == {(encoder.tokenizer.cls_token_id, encoder.tokenizer.sep_token_id)}  # nothing drawn at random
+        assert len(rows) >= 64 + (24 if task else 0) and len({len(row) for row in rows}) > 20
+        assert min(map(len, rows)) == 2 and max(map(len, rows)) == longest_input(encoder)
 
 
 def test_what_a_check_refuses():
