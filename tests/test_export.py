@@ -16,12 +16,13 @@ import onnx
 
 from smallbert.data import longest_input
 from smallbert.errors import RunError, UserError
-from smallbert.export import write_onnx, export_int8, export_onnx
+from smallbert.export import export_int8, export_onnx, write_onnx
 from smallbert.model.folders import load_folder, probe_batch, save_folder
 from smallbert.model.quantised import stored_parts
 from smallbert.onnxfile.check import compare, must_agree, open_session, varied_batches
 from smallbert.onnxfile.narrow import narrow
 from smallbert.onnxfile.sentences import varied_texts
+from smallbert.onnxfile.store import arithmetic
 from smallbert.onnxfile.trace import Plain, named_inputs, trace
 
 TASK = toy_task()
@@ -182,6 +183,34 @@ def test_int8(ranges, folder, tmp_path):
     every = kinds(onnx.load(tmp_path / "out" / "model.onnx"))
     assert ("MatMulInteger" in every) == ("ReduceMin" in every) == (ranges == "by call")
     assert ("DequantizeLinear" in every) == (ranges == "fixed")
+
+
+def test_what_rounds_by_call_can_be_calibrated(tmp_path):
+    save_folder(run("head | quantize(8, activations=True)", small(layers=1), TASK).encoder, tmp_path / "model")
+    found = export_int8(tmp_path / "model", tmp_path / "out", calibrate=TASK)
+    every = kinds(onnx.load(tmp_path / "out" / "model.onnx"))
+    assert found["precision"] == "int8" and "DequantizeLinear" in every and "MatMulInteger" not in every
+    save_folder(run("head | quantize(8, activations='static')", small(layers=1), TASK).encoder, tmp_path / "fixed")
+    with pytest.raises(UserError, match="fixed ranges already"):
+        export_int8(tmp_path / "fixed", tmp_path / "other", calibrate=TASK)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    {
+        "mark('a')": "float32",
+        "quantize(8)": "float32 products of 8-bit weights",
+        "quantize(8, activations=True)": "int8",
+        "quantize(8, activations='static')": "int8",
+        "quantize(4, scope='group', group=4, activations=True)": "float32 products of 4-bit weights",
+        "quantize(4, scope='group', activations='static')": "float32 products of 4-bit weights and 8-bit inputs",
+        "quantize(4, activations=True)": "int8 products of 4-bit weights",
+        "ternary(embeddings=8)": "float32 products of 2- to 8-bit weights",
+        "codebook(3)": "float32 products of 3-bit weights",
+    }.items(),
+)
+def test_what_is_multiplied_is_said(recipe, said):
+    assert arithmetic(run(f"head | {recipe}", small(layers=1), TASK).encoder) == said
 
 
 @slow

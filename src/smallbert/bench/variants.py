@@ -43,6 +43,7 @@ class Variant:
     kind: str | None  # of its head
     tokenizer: Any
     open: Callable[[int], Callable[[Batch], Tensor]]
+    precision: str | None = None  # what an ONNX file multiplies
 
 
 def read_variant(folder: Path | str, name: str | None = None) -> Variant:
@@ -81,7 +82,9 @@ def _read_onnx(folder: Path, name: str) -> Variant:
         return call
 
     words = len(tokenizer) if tokenizer is not None else 100
-    return Variant(name, "onnxruntime", size, about["length"], words, about["kind"], tokenizer, open_one)
+    return Variant(
+        name, "onnxruntime", size, about["length"], words, about["kind"], tokenizer, open_one, about.get("precision")
+    )
 
 
 def make_variants(folder: Path | str, names: list[str], into: Path, say: Any = None) -> list[Variant]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.methods.quantize import Bits, Quantize, check_grid, check_signs, set_ranges, some_roundable
+from smallbert.methods.quantize import TEXTS, Bits, Quantize, check_grid, check_signs, set_ranges, some_roundable
 from smallbert.model.quantised import Activations
 from smallbert.model.rounding import Scope, encode
 from smallbert.training.aware import Ranges, Rule, round_inputs_seen, round_weights_seen, to_best, to_nearest
@@ -21,7 +21,6 @@ from smallbert.training.calibrate import draw_texts, input_bounds, whole_range
 from smallbert.training.masks import MASK_STAGE
 
 DECAY = 0.9999
-TEXTS = 128  # that ranges of inputs are found on where nothing is trained
 
 
 class Aware(Method, shared=True):

@@ -45,11 +45,17 @@ class StoredLinear(Stored):
     def __init__(self, old: nn.Linear, activations: Activations = False):
         """The bias stays as it was."""
         super().__init__()
-        self.in_features, self.out_features, self.activations = old.in_features, old.out_features, activations
+        self.in_features, self.out_features = old.in_features, old.out_features
+        self.activations: Activations = activations
         self.shape = (old.out_features, old.in_features)
         self.bias = old.bias
         if activations == "static":
-            self.register_buffer("input_range", torch.zeros(2))
+            self.fix_range()
+
+    def fix_range(self) -> None:
+        """Make room for one range, by which inputs are rounded from now on."""
+        self.activations = "static"
+        self.register_buffer("input_range", torch.zeros(2))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Multiply."""

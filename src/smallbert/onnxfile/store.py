@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from torch import nn
 
 from smallbert.errors import RunError
 from smallbert.model.encoder import Encoder
 from smallbert.model.packing import unpack
-from smallbert.model.quantised import Stored, StoredLinear, Book, Whole
+from smallbert.model.quantised import Book, Stored, StoredLinear, Whole, stored_parts
 from smallbert.model.rounding import LEAST, input_steps
 from smallbert.onnxfile.graph import attribute, set_nodes
 
@@ -34,7 +35,7 @@ def tell_apart(plain: Encoder, parts: dict[str, Stored]) -> dict[str, Stored]:
     """
     known: dict[str, Stored] = {}
     for name, part in parts.items():
-        weight = plain.get_submodule(name).weight.detach()
+        weight = plain.get_parameter(f"{name}.weight").detach()
         while (key := _key(weight.numpy())) in known:
             weight[0, 0] += 1.0
         known[key] = part
@@ -58,6 +59,27 @@ def keep_few_bits(model: ModelProto, known: dict[str, Stored]) -> int:
 def as_integers(part: Stored) -> bool:
     """Whether a layer that rounds its inputs can be multiplied in whole numbers: one scale a row, or one in all."""
     return isinstance(part, Whole) and part.grid.symmetric and part.grid.scope != "group"
+
+
+def arithmetic(encoder: Encoder) -> str:
+    """What a file multiplies, and what it stores.
+
+    "float32", "int8", "float32 products of 4-bit weights", "int8 and float32 products of 8-bit weights", …
+    """
+    parts = [part for name, part in stored_parts(encoder).items() if not name.startswith("pooler.")]
+    if not parts:
+        return "float32"
+    layers = [part for part in parts if isinstance(part, StoredLinear)]
+    whole = [part for part in layers if part.activations and as_integers(part)]
+    plain = [name for name, part in encoder.named_modules() if type(part) is nn.Linear and not name.endswith(".out")]
+    bits = sorted({part.grid.bits if isinstance(part, Whole) else getattr(part, "bits", 32) for part in parts})
+    if bits == [8] and layers and len(whole) == len(layers) and not plain:
+        return "int8"
+    kinds = [name for name, some in (("int8", whole), ("float32", len(whole) < len(layers) or plain)) if some]
+    weights = f"{bits[0]}-bit" if len(bits) == 1 else f"{bits[0]}- to {bits[-1]}-bit"
+    inputs = any(part.activations == "static" and not as_integers(part) for part in layers)
+    products = " and ".join(kinds or ["float32"])
+    return f"{products} products of {weights} weights{' and 8-bit inputs' if inputs else ''}"
 
 
 class _Writer:

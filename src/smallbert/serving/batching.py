@@ -32,8 +32,8 @@ class Batcher:
     >>> scores = await asyncio.gather(*batcher.put(pieces))
 
     Requests take turns: each batch begins with the next text of the one whose turn it is, and is filled with texts of
-    like length of all, which wastes little on padding. So a small request never waits for the whole of a large one, only
-    for the batches of those whose turn comes before. `told` is called with the size of each batch.
+    like length of all, which wastes little on padding. So a small request never waits for the whole of a large one,
+    only for the batches of those whose turn comes before. `told` is called with the size of each batch.
     """
 
     def __init__(
