@@ -229,8 +229,6 @@ def test_bits_go_where_a_byte_saves_most():
     assert choose_bits(np.array([1.0, 9.0, 1.0]), errors, sizes, 8) == [0, 2, 0]
     assert choose_bits(np.array([1.0, 9.0, 2.0]), errors, sizes, 8.5) == [0, 2, 0]
     assert choose_bits(np.array([1.0, 9.0, 2.0]), errors, sizes, 99) == [2, 2, 2]
-    with pytest.raises(UserError, match="with the fewest bits they take 6"):
-        choose_bits(np.ones(3), errors, sizes, 5)
 
 
 def test_the_choice_is_the_best_one_where_steps_are_of_one_size():
@@ -259,8 +257,24 @@ def test_the_plan_holds_bits_and_curvature_and_keeps_the_budget(encoder, tmp_pat
     for budget in (0.0185, 0.02):
         save_folder(run(f"mixed_bits({budget}, unit='MB', {setting})", encoder, TASK).encoder, tmp_path / "model")
         assert 0.7 * budget * 1e6 < measure_bytes(tmp_path / "model")["weights"] <= budget * 1e6
-    with pytest.raises(UserError, match="give a larger budget"):
-        run(f"mixed_bits(0.005, unit='MB', {setting})", encoder, TASK)
+
+
+@pytest.mark.parametrize("budget", ["1.5", "0.005, unit='MB'"])
+def test_a_budget_that_cannot_be_held_is_refused_before_anything_is_trained(encoder, budget, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("something was looked at or trained")
+
+    monkeypatch.setattr("smallbert.methods.mixed_bits.draw_texts", never)
+    monkeypatch.setattr("smallbert.run.train", never)
+    with pytest.raises(UserError, match="give a larger budget") as refusal:
+        run(f"{SHORT} | mixed_bits({budget})", encoder, TASK)
+    told = str(refusal.value)
+    assert "bits a weight on average" in told if budget == "1.5" else "a file of 0.005 MB" in told
+    assert ("embeddings take 0.00" in told) == ("MB" in budget)
+    if "MB" in budget:  # what it names as enough is enough
+        enough = float(told.split("larger budget, ")[1].split()[0]) * 1.01
+        monkeypatch.undo()
+        run(f"mixed_bits({enough}, unit='MB', batches=2, examples=4, rounds=4)", encoder, TASK)
 
 
 @pytest.mark.parametrize(
