@@ -17,6 +17,7 @@ from smallbert.model.zeros import sparse_linears, with_plain_linears
 from smallbert.progress import saying
 
 if TYPE_CHECKING:
+    from smallbert.model.batch import Batch
     from smallbert.tasks import Task
 
 
@@ -71,8 +72,12 @@ def export_int8(
     """
     _check_installed()
     encoder = load_folder(folder)
-    small = (encoder if calibrate is None else fix_ranges(encoder, calibrate)) if _is_int8(encoder) else None
-    small = small or make_int8(encoder, calibrate)
+    small = encoder if _is_int8(encoder) else make_int8(encoder, calibrate)
+    if small is encoder and calibrate is not None:
+        from smallbert.methods.quantize import TEXTS
+        from smallbert.training.calibrate import draw_texts
+
+        small = fix_ranges(encoder, draw_texts(encoder, calibrate, TEXTS, 0, "--calibrate"))
     return _export(encoder, small, Path(folder).name, out, task, max_difference, say)
 
 
@@ -88,10 +93,10 @@ def make_int8(encoder: Encoder, calibrate: Task | None = None) -> Encoder:
     return small.eval()
 
 
-def fix_ranges(encoder: Encoder, calibrate: Task) -> Encoder:
-    """A copy whose layers round their inputs by ranges found on training texts, where they did so by call."""
-    from smallbert.methods.quantize import TEXTS, set_ranges
-    from smallbert.training.calibrate import draw_texts, input_bounds, whole_range
+def fix_ranges(encoder: Encoder, batches: list[Batch]) -> Encoder:
+    """A copy whose layers round their inputs by ranges found on some texts, where they did so by call."""
+    from smallbert.methods.quantize import set_ranges
+    from smallbert.training.calibrate import input_bounds, whole_range
 
     small = encoder.copy().eval()
     names = [name for name, part in stored_parts(small).items() if getattr(part, "activations", False) is True]
@@ -100,7 +105,7 @@ def fix_ranges(encoder: Encoder, calibrate: Task) -> Encoder:
             "--calibrate was given, and the inputs of this model have fixed ranges already, those it was made with; "
             "leave --calibrate out, or start from the model before that"
         )
-    found = input_bounds(encoder, names, draw_texts(encoder, calibrate, TEXTS, 0, "--calibrate"))
+    found = input_bounds(encoder, names, batches)
     for part in stored_parts(small).values():
         if isinstance(part, StoredLinear) and part.activations is True:
             part.fix_range()

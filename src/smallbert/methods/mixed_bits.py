@@ -129,9 +129,9 @@ class MixedBits(Aware):
         room = self.budget * 1e6 - rest - tables
         if room < least:
             raise UserError(
-                f"{self.name}: a file of {self.budget:g} MB cannot hold this model: embeddings take {tables / 1e6:.3g} MB "
-                f"in {self.embeddings} bits, the layers {least / 1e6:.3g} MB in {self.fewest}, all else "
-                f"{rest / 1e6:.3g} MB; give a larger budget, {(least + rest + tables) / 1e6:.3g} MB and more, or fewer "
+                f"{self.name}: a file of {self.budget:g} MB cannot hold this model: embeddings take "
+                f"{tables / 1e6:.3g} MB in {self.embeddings} bits, the layers {least / 1e6:.3g} MB in {self.fewest}, "
+                f"all else {rest / 1e6:.3g} MB; give a larger budget, {(least + rest + tables) / 1e6:.3g} MB and more, or fewer "
                 "bits as `fewest` or `embeddings`"
             )
         return room
@@ -140,7 +140,8 @@ class MixedBits(Aware):
 def choose_bits(sharpness: np.ndarray, errors: np.ndarray, sizes: np.ndarray, room: float) -> list[int]:
     """Which number of bits each layer gets, so that all fit into the room: a choice (column) for each layer (row).
 
-    All begin with the fewest, for which there is room; the step that saves most of sharpness * error for its size is taken, while one fits.
+    All begin with the fewest, for which there is room; the step that saves most of sharpness * error for its size is
+    taken, while one fits.
     """
     chosen, count = [0] * len(sharpness), errors.shape[1]
     left = room - sizes[:, 0].sum()
