@@ -131,8 +131,8 @@ class MixedBits(Aware):
             raise UserError(
                 f"{self.name}: a file of {self.budget:g} MB cannot hold this model: embeddings take "
                 f"{tables / 1e6:.3g} MB in {self.embeddings} bits, the layers {least / 1e6:.3g} MB in {self.fewest}, "
-                f"all else {rest / 1e6:.3g} MB; give a larger budget, {(least + rest + tables) / 1e6:.3g} MB and more, or fewer "
-                "bits as `fewest` or `embeddings`"
+                f"all else {rest / 1e6:.3g} MB; give a larger budget, {(least + rest + tables) / 1e6:.3g} MB and more, "
+                "or fewer bits as `fewest` or `embeddings`"
             )
         return room
 
