@@ -1,6 +1,7 @@
 """Timing models in turns, and choosing the fastest that holds the score."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from toys import run, small, toy_task
@@ -14,6 +15,7 @@ from smallbert.errors import UserError
 from smallbert.measuring.evaluate import evaluate
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import load_folder, save_folder
+from smallbert.report.benching import bench_table
 
 TASK = toy_task()
 
@@ -42,6 +44,13 @@ def test_rows_and_ratios(folders):
         assert (row["faster"] == 1) == (row["name"] == "deep")
     assert record["rows"][1]["faster"] > 1  # a third of the layers
     assert record["choice"] is None and record["variants"]["flat"]["scores"] is None
+
+
+def test_the_table_says_what_is_multiplied(folders):
+    plain = read_variant(folders / "flat")
+    said = "float32 products of 4-bit weights"
+    record = bench([plain, replace(plain, name="few", runs="onnxruntime", precision=said)], lengths=[8], seconds=0)
+    assert list(bench_table(record).columns[1].cells) == ["torch", f"onnxruntime, {said}"]
 
 
 def test_scores_are_those_of_eval(folders):
@@ -86,7 +95,7 @@ def test_exports_are_taken_over_of_the_same_model_only(folders, tmp_path, monkey
     monkeypatch.setattr(export, "export_onnx", write)
     monkeypatch.setattr(variants, "read_variant", lambda path, name: name)
     for name in ("deep", "deep", "flat", "flat", "deep"):
-        assert variants.make_variants(folders / name, ["onnx"], tmp_path) == ["onnx"]
+        assert variants.make_variants(folders / name, [" onnx"], tmp_path) == ["onnx"]  # as in "onnx-int8, onnx"
     assert made == ["deep", "flat", "deep"]
 
 

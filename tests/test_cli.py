@@ -212,7 +212,7 @@ def test_an_onnx_file_that_disagrees_is_not_kept(refused, model, tmp_path, monke
     pytest.importorskip("onnxscript")
     from smallbert import export
 
-    monkeypatch.setattr(export, "_write_onnx", lambda encoder, path: [path.write_bytes(b"0")])
+    monkeypatch.setattr(export, "write_onnx", lambda encoder, path: [path.write_bytes(b"0")])
     wrong = lambda inputs: np.repeat(inputs["input_ids"][..., None] * 1.0, 16, -1)  # noqa: E731
     monkeypatch.setattr(export, "_session", lambda path: wrong)
     assert "other scores" in refused("export", model, "--to", "onnx", "--out", tmp_path / "onnx", code=1)

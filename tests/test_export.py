@@ -14,12 +14,15 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 import onnx
 
+from smallbert.data import longest_input
 from smallbert.errors import RunError, UserError
-from smallbert.export import _write_onnx, export_int8, export_onnx
-from smallbert.model.folders import load_folder, save_folder
+from smallbert.export import export_int8, export_onnx, write_onnx
+from smallbert.model.folders import load_folder, probe_batch, save_folder
 from smallbert.model.quantised import stored_parts
 from smallbert.onnxfile.check import compare, must_agree, open_session, varied_batches
 from smallbert.onnxfile.narrow import narrow
+from smallbert.onnxfile.sentences import varied_texts
+from smallbert.onnxfile.store import arithmetic
 from smallbert.onnxfile.trace import Plain, named_inputs, trace
 
 TASK = toy_task()
@@ -28,7 +31,7 @@ slow = pytest.mark.slow  # a trace takes seconds: one of each kind is enough for
 
 def written(encoder, folder):
     """The graph of an encoder, and how far its scores are from the encoder's."""
-    notes = _write_onnx(encoder, folder / "model.onnx")
+    notes = write_onnx(encoder, folder / "model.onnx")
     found = compare(encoder, open_session(folder / "model.onnx"), varied_batches(encoder))
     return onnx.load(folder / "model.onnx"), found, notes
 
@@ -91,8 +94,33 @@ def test_rounded_inputs_multiply_integers(tmp_path):
     encoder = run("head | quantize(8, activations=True)", small(layers=1), TASK).encoder
     model, found, _ = written(encoder, tmp_path)
     assert kinds(model).count("MatMulInteger") == 7  # six a layer, one in the head
-    assert kinds(model).count("DynamicQuantizeLinear") < 7  # q, k and v share one
+    assert kinds(model).count("QuantizeLinear") < 7  # q, k and v share one
     assert 0 < found["difference"] < 0.05 and found["same"] == 1
+
+
+def test_rounded_inputs_know_no_company(tmp_path):
+    encoder = run("head | quantize(8, activations=True)", small(layers=2), TASK).encoder
+    write_onnx(encoder, tmp_path / "model.onnx")
+    answer = open_session(tmp_path / "model.onnx")
+    inputs = {name: one.numpy() for name, one in named_inputs(encoder, probe_batch(encoder, (9, 4, 9, 6))).items()}
+    together = answer(inputs)
+    for row, mask in enumerate(inputs["attention_mask"]):
+        alone = answer({name: one[row : row + 1, : mask.sum()] for name, one in inputs.items()})
+        assert np.abs(together[row] - alone[0]).max() < 1e-6
+
+
+def test_equal_matrices_keep_their_own_ranges(tmp_path):
+    encoder = small(layers=2).copy()
+    first, second = encoder.backbone.encoder.layer
+    second.load_state_dict(first.state_dict())
+    encoder = run("head | quantize(8, activations='static')", encoder, TASK).encoder
+    parts = stored_parts(encoder)
+    ranges = {part.input_range for part in parts.values() if hasattr(part, "input_range")}
+    with torch.no_grad():
+        for number, one in enumerate(ranges):
+            one.mul_(0.2 + 0.1 * number)  # far apart
+    _, found, notes = written(encoder, tmp_path)
+    assert found["difference"] < 1e-5 and f"{len(parts)} of {len(parts)} matrices" in notes[-1]
 
 
 @pytest.mark.parametrize(
@@ -107,6 +135,14 @@ def test_structures(recipe, tmp_path):
                 layer.output.dense.weight.mul_(torch.rand_like(layer.output.dense.weight) < 0.1)
     _, found, notes = written(run(f"head | {recipe}", encoder, TASK).encoder, tmp_path)
     assert found["difference"] < 1e-5 and bool(notes) == (recipe == "sparse")
+
+
+@pytest.mark.parametrize("kind", ["pair", pytest.param("classify", marks=slow), pytest.param("tag", marks=slow)])
+def test_an_lstm_at_any_size(kind, tmp_path):
+    encoder = run("head | lstm(width=6, layers=2, inner=8)", small(layers=1), toy_task(kind)).encoder
+    model, found, _ = written(encoder, tmp_path)
+    assert kinds(model).count("LSTM") == 4 and found["checked"] >= 64 and found["difference"] < 1e-6
+    assert [size.dim_param for size in model.graph.input[0].type.tensor_type.shape.dim] == ["batch", "length"]
 
 
 def test_the_last_layer_sees_first_tokens_only():
@@ -145,8 +181,36 @@ def test_int8(ranges, folder, tmp_path):
     found = export_int8(folder, tmp_path / "out", TASK, calibrate=TASK if ranges == "fixed" else None)
     assert found["precision"] == "int8" and found["same"] > 0.8 and found["sway"] <= 0.5
     every = kinds(onnx.load(tmp_path / "out" / "model.onnx"))
-    assert ("MatMulInteger" in every) == ("DynamicQuantizeLinear" in every) == (ranges == "by call")
-    assert ("QuantizeLinear" in every) == (ranges == "fixed")
+    assert ("MatMulInteger" in every) == ("ReduceMin" in every) == (ranges == "by call")
+    assert ("DequantizeLinear" in every) == (ranges == "fixed")
+
+
+def test_what_rounds_by_call_can_be_calibrated(tmp_path):
+    save_folder(run("head | quantize(8, activations=True)", small(layers=1), TASK).encoder, tmp_path / "model")
+    found = export_int8(tmp_path / "model", tmp_path / "out", calibrate=TASK)
+    every = kinds(onnx.load(tmp_path / "out" / "model.onnx"))
+    assert found["precision"] == "int8" and "DequantizeLinear" in every and "MatMulInteger" not in every
+    save_folder(run("head | quantize(8, activations='static')", small(layers=1), TASK).encoder, tmp_path / "fixed")
+    with pytest.raises(UserError, match="fixed ranges already"):
+        export_int8(tmp_path / "fixed", tmp_path / "other", calibrate=TASK)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    {
+        "mark('a')": "float32",
+        "quantize(8)": "float32 products of 8-bit weights",
+        "quantize(8, activations=True)": "int8",
+        "quantize(8, activations='static')": "int8",
+        "quantize(4, scope='group', group=4, activations=True)": "float32 products of 4-bit weights",
+        "quantize(4, scope='group', activations='static')": "float32 products of 4-bit weights and 8-bit inputs",
+        "quantize(4, activations=True)": "int8 products of 4-bit weights",
+        "ternary(embeddings=8)": "float32 products of 2- to 8-bit weights",
+        "codebook(3)": "float32 products of 3-bit weights",
+    }.items(),
+)
+def test_what_is_multiplied_is_said(recipe, said):
+    assert arithmetic(run(f"head | {recipe}", small(layers=1), TASK).encoder) == said
 
 
 @slow
@@ -154,6 +218,23 @@ def test_int8_that_says_something_else_is_not_kept(folder, tmp_path):
     with pytest.raises(RunError, match="other probabilities"):
         export_int8(folder, tmp_path / "int8", max_difference=1e-9)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_file_is_tried_on():
+    """Sixty-four different real texts and more, from an empty one to one that is cut."""
+    texts = varied_texts(64)
+    assert len(set(texts)) >= 64
+    encoder = small(layers=1)
+    for task in (None, TASK):
+        rows = [
+            ids[mask > 0]
+            for batch in varied_batches(encoder, task)
+            for ids, mask in zip(batch.input_ids, batch.tokens(), strict=True)
+        ]
+        ends = {(int(row[0]), int(row[-1])) for row in rows}
+        assert ends == {(encoder.tokenizer.cls_token_id, encoder.tokenizer.sep_token_id)}  # nothing drawn at random
+        assert len(rows) >= 64 + (24 if task else 0) and len({len(row) for row in rows}) > 20
+        assert min(map(len, rows)) == 2 and max(map(len, rows)) == longest_input(encoder)
 
 
 def test_what_a_check_refuses():

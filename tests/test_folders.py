@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -337,3 +338,14 @@ def test_a_model_of_one_token_type_takes_a_tokenizer_of_two(tmp_path):
     assert save_folder(encoder, tmp_path / "model") == "huggingface"
     theirs, _, _ = their_scores(tmp_path / "model", TASK, "classify")
     torch.testing.assert_close(theirs, scores_of(encoder, TASK), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_all_files_of_a_folder_can_be_read_by_the_same_people(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        save_folder(small(layers=1), tmp_path / "model")
+    finally:
+        os.umask(before)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in (tmp_path / "model").iterdir()}
+    assert "model.safetensors" in modes and set(modes.values()) == {0o666 & ~mask}

@@ -16,6 +16,7 @@ from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.heads import losses
 from smallbert.model.quantised import WholeLinear, stored_parts
 from smallbert.model.rounding import Grid, rounded
+from smallbert.model.twins import split
 from smallbert.training.aware import Ranges, to_nearest, to_ternary
 from smallbert.training.calibrate import draw_texts
 from smallbert.training.curvature import layer_curvatures, top_eigenvalue
@@ -229,8 +230,6 @@ def test_bits_go_where_a_byte_saves_most():
     assert choose_bits(np.array([1.0, 9.0, 1.0]), errors, sizes, 8) == [0, 2, 0]
     assert choose_bits(np.array([1.0, 9.0, 2.0]), errors, sizes, 8.5) == [0, 2, 0]
     assert choose_bits(np.array([1.0, 9.0, 2.0]), errors, sizes, 99) == [2, 2, 2]
-    with pytest.raises(UserError, match="with the fewest bits they take 6"):
-        choose_bits(np.ones(3), errors, sizes, 5)
 
 
 def test_the_choice_is_the_best_one_where_steps_are_of_one_size():
@@ -259,8 +258,24 @@ def test_the_plan_holds_bits_and_curvature_and_keeps_the_budget(encoder, tmp_pat
     for budget in (0.0185, 0.02):
         save_folder(run(f"mixed_bits({budget}, unit='MB', {setting})", encoder, TASK).encoder, tmp_path / "model")
         assert 0.7 * budget * 1e6 < measure_bytes(tmp_path / "model")["weights"] <= budget * 1e6
-    with pytest.raises(UserError, match="give a larger budget"):
-        run(f"mixed_bits(0.005, unit='MB', {setting})", encoder, TASK)
+
+
+@pytest.mark.parametrize("budget", ["1.5", "0.005, unit='MB'"])
+def test_a_budget_that_cannot_be_held_is_refused_before_anything_is_trained(encoder, budget, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("something was looked at or trained")
+
+    monkeypatch.setattr("smallbert.methods.mixed_bits.draw_texts", never)
+    monkeypatch.setattr("smallbert.run.train", never)
+    with pytest.raises(UserError, match="give a larger budget") as refusal:
+        run(f"{SHORT} | mixed_bits({budget})", encoder, TASK)
+    told = str(refusal.value)
+    assert "bits a weight on average" in told if budget == "1.5" else "a file of 0.005 MB" in told
+    assert ("embeddings take 0.00" in told) == ("MB" in budget)
+    if "MB" in budget:  # what it names as enough is enough
+        enough = float(told.split("larger budget, ")[1].split()[0]) * 1.01
+        monkeypatch.undo()
+        run(f"mixed_bits({enough}, unit='MB', batches=2, examples=4, rounds=4)", encoder, TASK)
 
 
 @pytest.mark.parametrize(
@@ -294,3 +309,41 @@ def test_later_training_leaves_what_is_stored(encoder):
     stored = [name for name in before if name.endswith((".codes", ".scale", ".input_range"))]
     assert len(stored) > 30 and all(torch.equal(before[name], after[name]) for name in stored)
     assert not is_same_state(settled, later)
+
+
+def test_halves_add_up():
+    draw = torch.Generator().manual_seed(0)
+    weight = torch.randn(7, 33, generator=draw)
+    ternary = to_ternary(weight, Grid(2))[0]
+    for latent in (weight, ternary):
+        halves = split(latent, ternary)
+        assert torch.allclose(halves[0] + halves[1], latent, atol=1e-6)
+        assert torch.allclose(sum(rounded(half, Grid(1)) for half in halves), ternary, atol=1e-6)
+    first, second = split(*[torch.tensor([[0.5, -0.5, 0.0, 0.0]])] * 2)
+    assert first.tolist() == [[0.25, -0.25, 0.25, 0.25]] and second.tolist() == [[0.25, -0.25, -0.25, -0.25]]
+
+
+def test_splitting_goes_on_where_ternary_was(encoder, family, tmp_path):
+    before = run("head | ternary(embeddings=8)", small(family), TASK).encoder
+    after = run("binary(split=True)", before, TASK).encoder
+    assert torch.allclose(scores_of(after, TASK), scores_of(before, TASK), atol=1e-5)
+    parts = {name: part.grid.bits for name, part in stored_parts(after).items()}
+    assert set(parts.values()) == {1, 8} and {name.rpartition(".")[2] for name, bits in parts.items() if bits == 1} == {
+        "first",
+        "second",
+    }
+    save_folder(after, tmp_path / "model")
+    assert torch.equal(scores_of(load_folder(tmp_path / "model"), TASK), scores_of(after, TASK))
+
+
+def test_halves_learn_apart(encoder):
+    """Also of a model with real weights, which is made ternary by it."""
+    ternary = run("ternary(embeddings=8)", encoder, TASK).encoder
+    split_at_once = run("binary(split=True, embeddings=8)", encoder, TASK).encoder
+    assert torch.allclose(scores_of(split_at_once, TASK), scores_of(ternary, TASK), atol=1e-5)
+    learned = run(f"binary(split=True) + distill + {SHORT}", ternary, TASK).encoder
+    assert not torch.allclose(scores_of(learned, TASK), scores_of(ternary, TASK), atol=1e-5)
+    with pytest.raises(UserError, match="row by row"):
+        run("binary(split=True, scope='tensor')", encoder, TASK)
+    with pytest.raises(UserError, match="no ternary or real-valued matrix"):
+        run("quantize | binary(split=True)", encoder, TASK)

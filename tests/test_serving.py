@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,8 +29,9 @@ from smallbert.cli import main  # noqa: E402
 from smallbert.errors import UserError  # noqa: E402
 from smallbert.model.folders import save_folder  # noqa: E402
 from smallbert.serving.app import Limits, make_app  # noqa: E402
+from smallbert.serving.batching import Batcher  # noqa: E402
 from smallbert.serving.loading import load_model  # noqa: E402
-from smallbert.serving.model import Model  # noqa: E402
+from smallbert.serving.model import Model, Piece  # noqa: E402
 from smallbert.tiny import WORDS, make_tokenizer  # noqa: E402
 
 OUTPUTS = {"classify": 2, "regress": 1, "tag": 3, "answer": 2}
@@ -313,6 +315,63 @@ def test_too_many_are_turned_away(exports):
     assert busy[0].headers["retry-after"] == "1" and "try again" in busy[0].json()["error"]
     assert later.status_code == 200  # what was turned away takes no room
     assert metrics['smallbert_errors_total{status="503"}'] == 7
+
+
+def test_bodies_that_are_still_read_take_no_room(exports):
+    """Whoever is slow to send keeps nobody else out; what is kept of all bodies together has a limit of its own."""
+    limits = Limits(queue=4, texts=4, bodies=130)
+
+    async def conversation(client):
+        sending, end = asyncio.Event(), asyncio.Event()
+
+        async def body():
+            yield b'{"text": "' + b" " * 5
+            sending.set()
+            await end.wait()
+            yield b'film"}'
+
+        late = [asyncio.create_task(client.post("/predict", content=body())) for _ in range(6)]
+        await sending.wait()
+        for _ in range(9):  # until all six are sending
+            await asyncio.sleep(0)
+        quick = await client.post("/predict", json={"texts": ["film"]})
+        too_much = await client.post("/predict", json={"text": "film " * 10})
+        end.set()
+        return quick, too_much, await asyncio.gather(*late)
+
+    quick, too_much, late = talk(load_model(exports()), conversation, limits)
+    assert quick.status_code == 200 and too_much.status_code == 503
+    assert sorted({one.status_code for one in late} - {503}) == [200]
+
+
+def test_a_small_request_waits_for_no_large_one():
+    """Five requests of 60 long texts, then one of two short ones: it is in the third batch."""
+    batches, turns = [], threading.Semaphore(0)
+
+    def score(pieces):
+        batches.append([piece.ids[0] for piece in pieces])
+        turns.acquire()
+        return [np.zeros(2) for _ in pieces]
+
+    async def go():
+        batcher = Batcher(score, batch=32, wait=0.0, told=lambda size: None)
+        batcher.put([Piece([7], [0])])
+        while not batches:  # until it is in the model, so that all others wait
+            await asyncio.sleep(0.001)
+        large = [batcher.put([Piece([number] * 512, [0] * 512)] * 60) for number in range(5)]
+        small = asyncio.gather(*batcher.put([Piece([9] * 8, [0] * 8)] * 2))
+        waiting = batcher.waiting
+        turns.release(4)
+        await asyncio.wait_for(small, 10)
+        turns.release(1000)
+        await asyncio.gather(*(one for each in large for one in each))
+        batcher.close(10)
+        return waiting
+
+    assert asyncio.run(go()) == 302
+    assert batches[:4] == [[7], [0, 1, 2, 3], [4, 0, 1, 2], [9, 9]]  # of 512 tokens, 2,048 make a batch
+    assert sum(map(len, batches)) == 303
+    assert {*batches[-1]} | {*batches[-2]} == {0, 1, 2, 3, 4}  # equal requests end together
 
 
 def test_what_takes_too_long_is_given_up(exports):

@@ -44,7 +44,7 @@ def bench(
     if (most := min(variant.length for variant in variants)) < max(lengths):
         raise UserError(f"--length was given {max(lengths)}; one of these models can take at most {most} tokens")
     about: dict[str, dict[str, Any]] = {
-        one.name: {"runs": one.runs, "bytes": one.bytes, "scores": None} for one in variants
+        one.name: {"runs": one.runs, "precision": one.precision, "bytes": one.bytes, "scores": None} for one in variants
     }
     if task is not None:
         for one in variants:

@@ -43,6 +43,7 @@ class Variant:
     kind: str | None  # of its head
     tokenizer: Any
     open: Callable[[int], Callable[[Batch], Tensor]]
+    precision: str | None = None  # what an ONNX file multiplies
 
 
 def read_variant(folder: Path | str, name: str | None = None) -> Variant:
@@ -81,14 +82,16 @@ def _read_onnx(folder: Path, name: str) -> Variant:
         return call
 
     words = len(tokenizer) if tokenizer is not None else 100
-    return Variant(name, "onnxruntime", size, about["length"], words, about["kind"], tokenizer, open_one)
+    return Variant(
+        name, "onnxruntime", size, about["length"], words, about["kind"], tokenizer, open_one, about.get("precision")
+    )
 
 
 def make_variants(folder: Path | str, names: list[str], into: Path, say: Any = None) -> list[Variant]:
     """Exports of a model, made now, or earlier of the very same model."""
     from smallbert.export import export_int8, export_onnx
 
-    makers = {"onnx": export_onnx, "onnx-int8": export_int8}
+    makers, names = {"onnx": export_onnx, "onnx-int8": export_int8}, [name.strip() for name in names]
     if unknown := [name for name in names if name not in makers]:
         raise UserError(f"--variants was given {unknown[0]!r}; write one or more of: {', '.join(makers)}")
     model = find_model(str(folder))

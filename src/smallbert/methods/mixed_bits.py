@@ -16,7 +16,7 @@ from torch import nn
 
 from smallbert.errors import UserError
 from smallbert.methods.quantize import Bits, Quantize, some_roundable
-from smallbert.methods.quantize_aware import _Aware
+from smallbert.methods.quantize_aware import Aware
 from smallbert.model.anatomy import anatomy, layers, linears
 from smallbert.model.quantised import Activations, stored_bytes
 from smallbert.model.rounding import Grid, rounded
@@ -27,7 +27,7 @@ STEPS = (1, 2, 3, 4, 8)  # numbers of bits there are
 HEADER = 160  # bytes that a safetensors file says about one tensor, at most
 
 
-class MixedBits(_Aware):
+class MixedBits(Aware):
     """Give each layer its own number of bits, by how sharply the loss bends along it, within a budget of size."""
 
     budget: float = 3.0
@@ -66,15 +66,15 @@ class MixedBits(_Aware):
         groups = [group for group in every if group]
         if not groups:
             raise UserError(f"{self.name}: the layers of this {encoder.family} model hold no real-valued matrix")
+        choices = [bits for bits in STEPS if self.fewest <= bits <= self.most]
+        sizes, room = self._sizes(encoder, groups, choices), self._room(encoder, names, groups)
         texts = draw_texts(encoder, task, self.batches * self.examples, 0, self.name, self.examples)
         if not encoder.heads:
             raise UserError(f"{self.name} looks at the loss of a task, and this model has no head: fine-tune it first")
         weights = [[f"{name}.weight" for name in group] for group in groups]
         found = np.array(layer_curvatures(encoder, weights, texts, self.rounds, seed=0))
         means, spreads = found.mean(1), found.std(1)
-        choices = [bits for bits in STEPS if self.fewest <= bits <= self.most]
-        errors, sizes = self._tables(encoder, groups, choices)
-        chosen = choose_bits(np.abs(means) + spreads, errors, sizes, self._room(encoder, names, groups))
+        chosen = choose_bits(np.abs(means) + spreads, self._errors(encoder, groups, choices), sizes, room)
         bits = {name: choices[pick] for group, pick in zip(groups, chosen, strict=True) for name in group}
         about = [
             {"curvature": float(f"{mean:.4g}"), "spread": float(f"{spread:.4g}"), "bits": choices[pick]}
@@ -82,47 +82,69 @@ class MixedBits(_Aware):
         ]
         return {"modules": names, "bits": bits, "layers": about}
 
-    def _tables(self, encoder: Any, groups: list[list[str]], choices: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """The squared error and the size of each layer at each number of bits: (layers, choices)."""
-        errors, sizes = np.zeros((len(groups), len(choices))), np.zeros((len(groups), len(choices)))
+    def _errors(self, encoder: Any, groups: list[list[str]], choices: list[int]) -> np.ndarray:
+        """The squared error of each layer at each number of bits: (layers, choices)."""
+        errors = np.zeros((len(groups), len(choices)))
         for place, group in enumerate(groups):
             for column, bits in enumerate(choices):
                 grid = Grid(bits, "group", self.group)
                 for name in group:
                     weight = encoder.get_parameter(f"{name}.weight").detach()
                     errors[place, column] += float((rounded(weight, grid) - weight).square().sum())
-                    numbers = weight.numel() * bits if self.unit == "bits" else stored_bytes(weight.shape, grid)
-                    sizes[place, column] += numbers
-        return errors, sizes
+        return errors
+
+    def _sizes(self, encoder: Any, groups: list[list[str]], choices: list[int]) -> np.ndarray:
+        """The bits or bytes of each layer at each number of bits: (layers, choices)."""
+
+        def size(name: str, bits: int) -> int:
+            shape = encoder.get_parameter(f"{name}.weight").shape
+            return shape.numel() * bits if self.unit == "bits" else stored_bytes(shape, Grid(bits, "group", self.group))
+
+        return np.array([[float(sum(size(name, bits) for name in group)) for bits in choices] for group in groups])
 
     def _room(self, encoder: Any, names: list[str], groups: list[list[str]]) -> float:
-        """What the layers' matrices may take, in bits or in bytes."""
+        """What the layers' matrices may take, in bits or in bytes; a budget that cannot be held is refused here.
+
+        Only shapes are looked at, so that it is refused before anything is trained.
+        """
         mine = {name for group in groups for name in group}
+        least = self._sizes(encoder, groups, [self.fewest]).sum()
         if self.unit == "bits":
+            if self.budget < self.fewest:
+                raise UserError(
+                    f"{self.name}: {self.budget:g} bits a weight on average cannot be, since no layer gets fewer than "
+                    f"{self.fewest}; give a larger budget, or fewer bits as `fewest`"
+                )
             return self.budget * sum(encoder.get_parameter(f"{name}.weight").numel() for name in mine)
-        store, rest = self.storage(), 0
+        store, rest, tables = self.storage(), 0, 0
         matrices = {f"{name}.weight": name for name in names}
         for key, tensor in encoder.state_dict().items():
-            if key not in matrices:
+            name = matrices.get(key)
+            if name is None:
                 rest += tensor.nbytes + HEADER
-            else:
-                module = encoder.get_submodule(matrices[key])
-                rest += 2 * HEADER + (0 if matrices[key] in mine else stored_bytes(tensor.shape, store.grid_of(module)))
-        return self.budget * 1e6 - rest
+                continue
+            module, rest = encoder.get_submodule(name), rest + 2 * HEADER
+            taken = 0 if name in mine else stored_bytes(tensor.shape, store.grid_of(module))
+            tables, rest = (tables + taken, rest) if isinstance(module, nn.Embedding) else (tables, rest + taken)
+        room = self.budget * 1e6 - rest - tables
+        if room < least:
+            raise UserError(
+                f"{self.name}: a file of {self.budget:g} MB cannot hold this model: embeddings take "
+                f"{tables / 1e6:.3g} MB in {self.embeddings} bits, the layers {least / 1e6:.3g} MB in {self.fewest}, "
+                f"all else {rest / 1e6:.3g} MB; give a larger budget, {(least + rest + tables) / 1e6:.3g} MB and more, "
+                "or fewer bits as `fewest` or `embeddings`"
+            )
+        return room
 
 
 def choose_bits(sharpness: np.ndarray, errors: np.ndarray, sizes: np.ndarray, room: float) -> list[int]:
     """Which number of bits each layer gets, so that all fit into the room: a choice (column) for each layer (row).
 
-    All begin with the fewest; the step that saves most of sharpness * error for its size is taken, while one fits.
+    All begin with the fewest, for which there is room; the step that saves most of sharpness * error for its size is
+    taken, while one fits.
     """
     chosen, count = [0] * len(sharpness), errors.shape[1]
     left = room - sizes[:, 0].sum()
-    if left < 0:
-        raise UserError(
-            f"mixed_bits: the budget leaves {max(room, 0):,.0f} for the layers, and with the fewest bits they take "
-            f"{sizes[:, 0].sum():,.0f}; give a larger budget, or fewer bits as `fewest`"
-        )
     while True:
         steps = []
         for place, now in enumerate(chosen):

@@ -22,6 +22,7 @@ from smallbert.progress import tell
 from smallbert.training.calibrate import draw_texts, input_bounds, input_products, whole_range
 
 Bits = Literal[8, 4, 3, 2, 1]
+TEXTS = 128  # that ranges of inputs are found on
 
 
 class Quantize(Method):
@@ -38,7 +39,7 @@ class Quantize(Method):
     search: bool = False  # for each scale, of which rounding is nearest, instead of that which holds the largest number
     feedback: bool = False
     smooth: float = 0.0
-    texts: int = 128  # of train, that ranges and feedback are found on
+    texts: int = TEXTS  # of train, that ranges and feedback are found on
 
     def check(self) -> None:
         """Settings that fit each other."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.methods.quantize import Bits, Quantize, check_grid, check_signs, set_ranges, some_roundable
+from smallbert.methods.quantize import TEXTS, Bits, Quantize, check_grid, check_signs, set_ranges, some_roundable
 from smallbert.model.quantised import Activations
 from smallbert.model.rounding import Scope, encode
 from smallbert.training.aware import Ranges, Rule, round_inputs_seen, round_weights_seen, to_best, to_nearest
@@ -21,10 +21,9 @@ from smallbert.training.calibrate import draw_texts, input_bounds, whole_range
 from smallbert.training.masks import MASK_STAGE
 
 DECAY = 0.9999
-TEXTS = 128  # that ranges of inputs are found on where nothing is trained
 
 
-class _Aware(Method):
+class Aware(Method, shared=True):
     """What every method has that lets the model see rounded weights while it trains, and then stores them so."""
 
     stage: ClassVar[int] = 55  # after what cuts layers, so that it plans for those that stay
@@ -49,7 +48,7 @@ class _Aware(Method):
 
     def fits(self, phase: Any, steps: int | None) -> None:
         """Nobody else rounds."""
-        if [method for method in phase.methods if isinstance(method, _Aware)] != [self]:
+        if [method for method in phase.methods if isinstance(method, Aware)] != [self]:
             raise UserError(f"{self.name}: another method of this phase rounds the same weights; keep one of them")
         prunes = any(method.stage == MASK_STAGE for method in phase.methods) or bool(phase.encoder.held("zeros"))
         check_signs(self.name, getattr(self, "fewest", self.storage().bits), prunes)
@@ -85,7 +84,7 @@ class _Aware(Method):
             set_ranges(encoder, found)
 
 
-class QuantizeAware(_Aware):
+class QuantizeAware(Aware):
     """Train with weights and inputs rounded as they will be in use, then store them so."""
 
     trains: ClassVar[bool] = True

@@ -8,12 +8,12 @@ Alone it needs no training and costs much of the score; with a teacher of the sa
 from typing import ClassVar, Literal
 
 from smallbert.methods.quantize import Bits, Quantize
-from smallbert.methods.quantize_aware import _Aware
+from smallbert.methods.quantize_aware import Aware
 from smallbert.model.quantised import Activations
 from smallbert.training.aware import Rule, to_ternary
 
 
-class Ternary(_Aware):
+class Ternary(Aware):
     """Let each weight be -a, 0 or a, while training if there is any, and store it in two bits."""
 
     rule: ClassVar[Rule] = staticmethod(to_ternary)

@@ -34,6 +34,25 @@ class BilstmConfig(PreTrainedConfig):
     sep_token_id: int | None = None
 
 
+def _run(
+    values: Tensor, read: Tensor, recall: Tensor, read_bias: Tensor, recall_bias: Tensor, training: bool = False
+) -> Tensor:
+    empty, weights = values.new_zeros(1, len(values), recall.shape[1]), [read, recall, read_bias, recall_bias]
+    # has biases, one layer, no dropout, in training or not, one direction, texts first
+    return torch.lstm(values, (empty, empty), weights, True, 1, 0.0, training, False, True)[0]
+
+
+@torch.library.custom_op("smallbert::lstm", mutates_args=())
+def whole_lstm(values: Tensor, read: Tensor, recall: Tensor, read_bias: Tensor, recall_bias: Tensor) -> Tensor:
+    """The same as one operator, which an exporter takes as it is: torch would write one step for every token."""
+    return _run(values, read, recall, read_bias, recall_bias)
+
+
+@whole_lstm.register_fake
+def _(values: Tensor, read: Tensor, recall: Tensor, read_bias: Tensor, recall_bias: Tensor) -> Tensor:
+    return values.new_empty(values.shape[0], values.shape[1], recall.shape[1])
+
+
 class Lstm(nn.Module):
     """One direction of one layer, its weights looked up at every call, since training may show others."""
 
@@ -48,10 +67,10 @@ class Lstm(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """(texts, tokens, inputs) -> (texts, tokens, size), from the first token to the last."""
-        empty = values.new_zeros(1, len(values), self.size)
-        weights = [self.read.weight, self.recall.weight, self.read.bias, self.recall.bias]
-        # has biases, one layer, no dropout, one direction, texts first
-        return torch.lstm(values, (empty, empty), weights, True, 1, 0.0, self.training, False, True)[0]
+        weights = (self.read.weight, self.recall.weight, self.read.bias, self.recall.bias)
+        if torch.compiler.is_exporting():
+            return whole_lstm(values, *weights)
+        return _run(values, *weights, self.training)
 
 
 class Words(nn.Module):
@@ -114,7 +133,7 @@ class Bilstm(PreTrainedModel):
         last = (lengths - 1).clamp(min=0)[:, None]
         text = torch.cat([_pick(ahead, last)[:, 0], back[:, 0]], -1)
         if self.config.reads == "pair":
-            one, other = text.chunk(2)
+            one, other = text[: batch.input_ids.shape[0]], text[batch.input_ids.shape[0] :]
             text = torch.cat([one, other, (one - other).abs(), one * other], -1)
         return functional.relu(self.dense(text)).unsqueeze(1).expand(-1, tokens, -1)
 

@@ -22,9 +22,15 @@ VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sp
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a safetensors file; a full disk is an OSError here too, so that write_folder can say so."""
+    """Write a safetensors file; a full disk is an OSError here too, so that write_folder can say so.
+
+    Who may read it is said by the umask, as of any other file; safetensors would let nobody else.
+    """
+    path.touch()
+    mode = path.stat().st_mode
     try:
         save_file(tensors, path, metadata={"format": "pt"})
+        path.chmod(mode)
     except SafetensorError as error:
         raise OSError(str(error)) from error
 

@@ -45,11 +45,17 @@ class StoredLinear(Stored):
     def __init__(self, old: nn.Linear, activations: Activations = False):
         """The bias stays as it was."""
         super().__init__()
-        self.in_features, self.out_features, self.activations = old.in_features, old.out_features, activations
+        self.in_features, self.out_features = old.in_features, old.out_features
+        self.activations: Activations = activations
         self.shape = (old.out_features, old.in_features)
         self.bias = old.bias
         if activations == "static":
-            self.register_buffer("input_range", torch.zeros(2))
+            self.fix_range()
+
+    def fix_range(self) -> None:
+        """Make room for one range, by which inputs are rounded from now on."""
+        self.activations = "static"
+        self.register_buffer("input_range", torch.zeros(2))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Multiply."""
@@ -59,7 +65,7 @@ class StoredLinear(Stored):
             quick = WHOLE_KERNELS and not self.training and not inputs.is_cuda and not torch.compiler.is_exporting()
             if quick and (kernel := self._keep("kernel", torch.int8, self._kernel)) is not None:
                 return torch.ops.quantized.linear_dynamic(inputs.float(), kernel, True)
-            inputs = _round_call(inputs)
+            inputs = round_call(inputs)
         weight = self._keep("real", inputs.dtype, lambda: self.real().to(inputs.dtype))
         return functional.linear(inputs, weight, self.bias)
 
@@ -88,7 +94,7 @@ class StoredEmbedding(Stored):
         return functional.embedding(ids, self._keep("real", torch.float32, self.real))
 
 
-class _Whole(Stored):
+class Whole(Stored):
     """Whole numbers on a grid: 8 symmetric bits as they are, in `weight`; others packed, in `codes`."""
 
     weight: Tensor
@@ -133,7 +139,7 @@ class _Whole(Stored):
         return self.steps() * spread(self.scale, self.shape, self.grid)
 
 
-class WholeLinear(_Whole, StoredLinear):
+class WholeLinear(Whole, StoredLinear):
     """A linear layer of whole numbers on a grid."""
 
     def __init__(self, old: nn.Linear, activations: Activations = False, grid: Grid = Grid()):  # noqa: B008
@@ -152,7 +158,7 @@ class WholeLinear(_Whole, StoredLinear):
         return torch.ops.quantized.linear_prepack(whole, None if self.bias is None else self.bias.detach())
 
 
-class WholeEmbedding(_Whole, StoredEmbedding):
+class WholeEmbedding(Whole, StoredEmbedding):
     """An embedding table of whole numbers on a grid; a row is made real when it is looked up."""
 
     def __init__(self, old: nn.Embedding, grid: Grid = Grid()):  # noqa: B008
@@ -166,7 +172,7 @@ class WholeEmbedding(_Whole, StoredEmbedding):
         return self.steps(ids) * (scale.view(()) if self.grid.scope == "tensor" else scale)
 
 
-class _Book(Stored):
+class Book(Stored):
     """Numbers that name one of a few centroids, in `codes`; outliers stand beside them as they are."""
 
     codes: Tensor
@@ -197,7 +203,7 @@ class _Book(Stored):
         return flat.index_copy_(0, self.places.long(), self.outliers).view(self.shape)
 
 
-class BookLinear(_Book, StoredLinear):
+class BookLinear(Book, StoredLinear):
     """A linear layer whose numbers name centroids."""
 
     def __init__(self, old: nn.Linear, bits: int, outliers: int):
@@ -206,7 +212,7 @@ class BookLinear(_Book, StoredLinear):
         self._make_room(bits, outliers)
 
 
-class BookEmbedding(_Book, StoredEmbedding):
+class BookEmbedding(Book, StoredEmbedding):
     """An embedding table whose numbers name centroids."""
 
     def __init__(self, old: nn.Embedding, bits: int, outliers: int):
@@ -224,7 +230,7 @@ def _bytes(shape: tuple[int, int], bits: int) -> int:
     return shape[0] * packed_size(shape[1], bits)
 
 
-def _round_call(inputs: Tensor) -> Tensor:
+def round_call(inputs: Tensor) -> Tensor:
     """What rounding the inputs of one call to 7 bits, zero among them, does to them, as the kernels do it.
 
     The gradient passes straight through.

@@ -16,21 +16,17 @@ from smallbert.errors import RunError
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import probe_batch
+from smallbert.onnxfile.sentences import varied_texts
 from smallbert.onnxfile.trace import Plain, named_inputs
 
 if TYPE_CHECKING:
     from smallbert.tasks import Task
 
 Run = Callable[[dict[str, np.ndarray]], np.ndarray]
-# Lengths of the random texts of each batch that is tried.
+# Lengths of the random texts of each batch that is tried, where there is no tokenizer.
 LENGTHS: tuple[tuple[int, ...], ...] = (
     *((1,), (2,), (3, 2), (7,), (5, 9, 2), (8, 8), (11, 4, 6, 3), (16,)),
     *((13, 2), (17, 16, 15), (24,), (21, 5), (32, 31), (29,), (48, 2, 17), (64, 33, 20, 9)),
-)
-PIECES = (
-    *("a lovely film", "the story was rather slow", "why?", "nobody had told her that the bridge was closed"),
-    *("she said: 'no!'", "it costs 12.50 euros (or so)", "and then it rained", "of all things", "an e-mail address"),
-    *("two men carry a piano up the stairs while a third one watches", "no comment", "I have never seen a worse play"),
 )
 TEXTS = 64
 FAR = 1e-3  # two scores farther apart than this are not the same
@@ -38,22 +34,19 @@ SWAY, SAME = 0.5, 0.8  # how far rounding to 8 bits may move a probability, and 
 
 
 def varied_batches(encoder: Encoder, task: Task | None = None, split: str = "dev") -> list[Batch]:
-    """Padded batches of 64 texts and more: those of a task, or sentences of many lengths; and random ones."""
+    """Padded batches of 64 real texts and more: sentences of many lengths, and before them those of a task."""
     most = longest_input(encoder)
-    found = [probe_batch(encoder, tuple(min(one, most) for one in some)) for some in LENGTHS]
     if encoder.tokenizer is None:
-        return found * 2
+        return [probe_batch(encoder, tuple(min(one, most) for one in some)) for some in LENGTHS] * 2
+    rows = varied_texts(TEXTS)
+    encoded = encoder.tokenizer(rows, truncation=True, max_length=most, return_token_type_ids=True)
+    own = [_pad(encoder, encoded, slice(at, at + 1 + at % 5)) for at in _starts(len(rows))]
     if task is None:
-        rows = [
-            " ".join(PIECES[(start + step) % len(PIECES)] for step in range(1 + start % 17)) for start in range(TEXTS)
-        ]
-        encoded = encoder.tokenizer(rows, truncation=True, max_length=most, return_token_type_ids=True)
-        return found + [_pad(encoder, encoded, slice(at, at + 1 + at % 5)) for at in _starts(len(rows))]
+        return own
     stream = tokenise(encoder.tokenizer, _few(task, split), task.kind, usable_length(encoder, None, task))
     many = min(len(stream.views[STUDENT]), 4 * TEXTS)
-    return found + [
-        make_batch(stream, np.arange(at, min(at + 1 + at % 5, many)), Layout(False, 0)) for at in _starts(many)
-    ]
+    asked = [make_batch(stream, np.arange(at, min(at + 1 + at % 5, many)), Layout(False, 0)) for at in _starts(many)]
+    return asked + own
 
 
 def _few(task: Task, split: str) -> Any:

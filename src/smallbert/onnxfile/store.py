@@ -1,7 +1,7 @@
 """Weights that are stored in few bits stay so in an ONNX file, and layers that round their inputs multiply integers.
 
 weights only      codes, Cast, Mul by scales: onnxruntime makes the real weights of them once, when the file is loaded
-inputs by call    DynamicQuantizeLinear, MatMulInteger: whole numbers all the way
+inputs by call    each token by its own largest number, MatMulInteger: whole numbers all the way
 inputs by range   QuantizeLinear, DequantizeLinear before MatMul (QDQ), which onnxruntime runs as whole numbers
 tables            rows are looked up as codes, and made real then
 """
@@ -13,33 +13,73 @@ from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from torch import nn
 
+from smallbert.errors import RunError
+from smallbert.model.encoder import Encoder
 from smallbert.model.packing import unpack
-from smallbert.model.quantised import Stored, StoredLinear, _Book, _Whole
-from smallbert.model.rounding import input_steps
+from smallbert.model.quantised import Book, Stored, StoredLinear, Whole, stored_parts
+from smallbert.model.rounding import LEAST, input_steps
 from smallbert.onnxfile.graph import attribute, set_nodes
 
 FEW = 4  # bits that ONNX has a type for, besides 8
+MIDDLE = 128  # the code of zero where inputs are rounded by call
 HALF_BYTES = 21  # the first operator set with that type; what else a graph here uses is the same in it
 
 
-def keep_few_bits(model: ModelProto, parts: dict[str, Stored]) -> int:
-    """Replace the real weights of these parts in a graph by what is stored; gives how many were found.
+def tell_apart(plain: Encoder, parts: dict[str, Stored]) -> dict[str, Stored]:
+    """The parts by a hash of the numbers that they have in an encoder with real weights, which is about to be traced.
 
-    Parts are known by their numbers, since the exporter turns and renames weights as it likes.
+    Parts are known by their numbers, since the exporter turns and renames weights as it likes. Where two have the same
+    ones, they may still round their inputs differently, so that one gets a mark; with its numbers that is replaced.
     """
-    graph = _Writer(model, {_key(part.real().numpy()): part for part in parts.values()})
+    known: dict[str, Stored] = {}
+    for name, part in parts.items():
+        weight = plain.get_parameter(f"{name}.weight").detach()
+        while (key := _key(weight.numpy())) in known:
+            weight[0, 0] += 1.0
+        known[key] = part
+    return known
+
+
+def keep_few_bits(model: ModelProto, known: dict[str, Stored]) -> int:
+    """Replace the real weights of these parts, by hash, in a graph by what is stored; gives how many were found."""
+    graph = _Writer(model, known)
     for node in list(model.graph.node):
         graph.write(node)
     set_nodes(model, graph.nodes, list(graph.constants.values()))
     if any(one.data_type in (TensorProto.INT4, TensorProto.UINT4) for one in graph.constants.values()):
         model.opset_import[0].version = HALF_BYTES
+    marked = [key for key, part in known.items() if key not in graph.found and key != _key(part.real().numpy())]
+    if marked:
+        raise RunError("a matrix that equals another one was not found in the graph again, so no file was written")
     return len(graph.found)
 
 
 def as_integers(part: Stored) -> bool:
     """Whether a layer that rounds its inputs can be multiplied in whole numbers: one scale a row, or one in all."""
-    return isinstance(part, _Whole) and part.grid.symmetric and part.grid.scope != "group"
+    return isinstance(part, Whole) and part.grid.symmetric and part.grid.scope != "group"
+
+
+def arithmetic(encoder: Encoder) -> str:
+    """What a file multiplies, and what it stores.
+
+    "float32", "int8", "float32 products of 4-bit weights", "int8 and float32 products of 8-bit weights", …
+    """
+    parts = [part for name, part in stored_parts(encoder).items() if not name.startswith("pooler.")]
+    if not parts:
+        return "float32"
+    layers = [part for part in parts if isinstance(part, StoredLinear)]
+    whole = [part for part in layers if part.activations and as_integers(part)]
+    plain = [name for name, part in encoder.named_modules() if type(part) is nn.Linear and not name.endswith(".out")]
+    bits = sorted({part.grid.bits if isinstance(part, Whole) else getattr(part, "bits", 32) for part in parts})
+    if bits == [8] and layers and len(whole) == len(layers) and not plain:
+        return "int8"
+    kinds = [name for name, some in (("int8", whole), ("float32", len(whole) < len(layers) or plain)) if some]
+    weights = f"{bits[0]}-bit" if len(bits) == 1 else f"{bits[0]}- to {bits[-1]}-bit"
+    inputs = any(part.activations == "static" and not as_integers(part) for part in layers)
+    products = " and ".join(kinds or ["float32"])
+    return f"{products} products of {weights} weights{' and 8-bit inputs' if inputs else ''}"
 
 
 class _Writer:
@@ -92,7 +132,8 @@ class _Writer:
             given, step, zero = self._whole_inputs(inputs)
             product = self.add("MatMulInteger", [given, codes, zero], out=f"{out}.whole")
             real = self.add("Cast", [product], out=f"{out}.cast", to=TensorProto.FLOAT)
-            self.add("Mul", [real, self.add("Mul", [step, scale], out=f"{out}.scale")], out=out)
+            # One after the other: given their product, onnxruntime would take the step for a single number.
+            self.add("Mul", [self.add("Mul", [real, scale], out=f"{out}.columns"), step], out=out)
 
     def _whole(self, part: Any) -> tuple[str, str]:
         """Codes of a matrix, turned as products take them, and a scale for each column."""
@@ -101,11 +142,28 @@ class _Writer:
         return self.constant(part, "codes", np.ascontiguousarray(steps)), self.constant(part, "scale", scale)
 
     def _whole_inputs(self, name: str) -> tuple[str, str, str]:
-        outs = [f"{name}.{what}" for what in ("codes", "step", "zero")]
+        """Codes of inputs, a step for each token, and the code of zero.
+
+        DynamicQuantizeLinear would be one operator, but has one step for all texts of a batch, so that what a text gets
+        would depend on its company. Codes are unsigned, around 128: the kernels for signed ones take ten times as long.
+        """
+        middle = self._number("middle", np.array(MIDDLE, np.uint8))
         if (name, "whole") not in self.made:
-            self.made[name, "whole"] = outs[0]
-            self.nodes.append(helper.make_node("DynamicQuantizeLinear", [name], outs))
-        return outs[0], outs[1], outs[2]
+            most = self._number("most", np.array(MIDDLE - 1, np.float32))
+            last = self._number("last axis", np.array([-1]))
+            high = self.add("ReduceMax", [name, last], out=f"{name}.high", keepdims=1)
+            low = self.add("ReduceMin", [name, last], out=f"{name}.low", keepdims=1)
+            ends = [
+                high,
+                self.add("Neg", [low], out=f"{name}.depth"),
+                self._number("least", np.array(LEAST, np.float32)),
+            ]
+            top = self.add("Max", ends, out=f"{name}.top")
+            self.add("Div", [top, most], out=f"{name}.step")
+            grown = self.add("Mul", [name, self.add("Div", [most, top], out=f"{name}.inverse")], out=f"{name}.grown")
+            one = self._number("one", np.array(1, np.float32))
+            self.made[name, "whole"] = self.add("QuantizeLinear", [grown, one, middle], out=f"{name}.codes")
+        return f"{name}.codes", f"{name}.step", middle
 
     def _rounded(self, name: str, part: Stored) -> str:
         """Inputs as the layer rounds them by its own range, where it has one."""
@@ -129,7 +187,7 @@ class _Writer:
     def _real(self, part: Any) -> str:
         """The real matrix, by operators on constants alone: done once, on loading."""
         rows, columns = part.shape
-        if isinstance(part, _Book):
+        if isinstance(part, Book):
             codes = unpack(part.codes.view(rows, -1), part.bits, columns).numpy().reshape(-1)
             places = self.once(
                 "Cast", [self.constant(part, "codes", _few(codes, part.bits))], part, to=TensorProto.INT32
@@ -141,7 +199,7 @@ class _Writer:
             ]
             flat = self.once("ScatterElements", [flat, *outliers], part, axis=0)
             return self.once("Reshape", [flat, self.constant(part, "shape", np.array([rows, columns]))], part)
-        if not isinstance(part, _Whole):
+        if not isinstance(part, Whole):
             return self.constant(part, "real", part.real().numpy())
         group = part.grid.group if part.grid.scope == "group" else columns
         wide = -columns % group
@@ -187,7 +245,10 @@ class _Writer:
 
     def constant(self, part: Stored, what: str, value: np.ndarray) -> str:
         """A weight of the new graph."""
-        name = f"stored{list(self.known.values()).index(part)}.{what}"
+        return self._number(f"{list(self.known.values()).index(part)}.{what}", value)
+
+    def _number(self, what: str, value: np.ndarray) -> str:
+        name = f"stored{what}"
         if name not in self.constants:
             self.constants[name] = numpy_helper.from_array(value, name)
         return name

@@ -71,6 +71,7 @@ def trace(encoder: Encoder) -> Any:
                 tuple(inputs.values()),
                 input_names=list(inputs),
                 dynamic_shapes={name: free for name in inputs},
+                custom_translation_table={torch.ops.smallbert.lstm.default: _lstm},
                 **settings,
             )
     except (RuntimeError, ValueError, NotImplementedError) as error:
@@ -78,10 +79,29 @@ def trace(encoder: Encoder) -> Any:
         raise RunError(f"torch could not write this {encoder.family} model as ONNX: {reason.strip()[:300]}") from error
     assert program is not None
     model = program.model_proto
+    if any(not size.dim_param for one in model.graph.input for size in one.type.tensor_type.shape.dim):
+        raise RunError(f"torch could write this {encoder.family} model for one size of batch and one length only")
     for one in (model.graph, *model.graph.node, *model.graph.input, *model.graph.output, *model.graph.initializer):
         del one.metadata_props[:]  # where in the code it comes from, which is long and tells of this machine
         one.doc_string = ""
     return model
+
+
+def _lstm(values: Any, read: Any, recall: Any, read_bias: Any, recall_bias: Any) -> Any:
+    """One direction of an LSTM; torch has its gates in the order in, forget, cell, out, ONNX in, out, forget, cell."""
+    from onnxscript import opset20
+
+    op: Any = opset20
+
+    def in_order(rows: Any) -> Any:
+        into, forget, cell, out = op.Split(rows, num_outputs=4, axis=0)
+        return op.Concat(into, out, forget, cell, axis=0)
+
+    first = op.Constant(value_ints=[0])
+    weights = [op.Unsqueeze(in_order(one), first) for one in (read, recall)]
+    bias = op.Unsqueeze(op.Concat(in_order(read_bias), in_order(recall_bias), axis=0), first)
+    found, _, _ = op.LSTM(op.Transpose(values, perm=[1, 0, 2]), *weights, bias, hidden_size=recall.shape[1])
+    return op.Transpose(op.Squeeze(found, op.Constant(value_ints=[1])), perm=[1, 0, 2])
 
 
 def _attend(

@@ -26,7 +26,8 @@ def bench_table(record: dict[str, Any]) -> Any:
         table.add_column(heading, justify="left" if name in HEADINGS[:2] else "right", overflow="fold")
     for row in record["rows"]:
         about = record["variants"][row["name"]]
-        cells = [row["name"], about["runs"], f"{about['bytes'] / 1e6:,.1f}"]
+        runs = about["runs"] + (f", {about['precision']}" if about.get("precision") else "")
+        cells = [row["name"], runs, f"{about['bytes'] / 1e6:,.1f}"]
         cells += [f"{about['scores'][record['headline']]['value']:.1f}"] if scored else []
         cells += [str(row[name]) for name in ("batch", "length", "threads")]
         cells += [f"{row[f'p{share}_ms']:.2f}" for share in (50, 95, 99)]

@@ -37,6 +37,7 @@ class Limits:
     body: int = 1_000_000  # bytes
     seconds: float = 30.0  # for a body to arrive, and then for its predictions
     strict: bool = False  # refuse what is too long instead of cutting it
+    bodies: int = 256_000_000  # bytes of all that are being read
 
 
 class Service:
@@ -45,7 +46,8 @@ class Service:
     def __init__(self, model: Model, limits: Limits):
         self.model, self.limits, self.metrics = model, limits, Metrics()
         self.kind = KINDS[model.kind]
-        self.held = 0  # texts under way
+        self.held = 0  # texts under way, known only once a body was read
+        self.reading = 0  # bytes of bodies that are not read to their end
         self.batcher: Batcher | None = None
         self.tokenisers = ThreadPoolExecutor(TOKENISERS, "tokeniser")
 
@@ -66,8 +68,8 @@ class Service:
     async def predict(self, request: Request) -> Response:
         """POST /predict."""
         with self._room(1):  # so that bodies of the many who are turned away are not even read
-            body = await read_body(request, self.limits.body, self.limits.seconds)
-            rows = read_rows(body, self.model.kind, self.limits.texts)
+            pass
+        rows = read_rows(await self._read(request), self.model.kind, self.limits.texts)
         try:
             with self._room(len(rows)):
                 async with asyncio.timeout(self.limits.seconds):
@@ -75,6 +77,20 @@ class Service:
         except TimeoutError:
             raise Refusal(504, f"there was no answer within {self.limits.seconds:g} seconds; try again") from None
         return JSONResponse({"predictions": predictions})
+
+    async def _read(self, request: Request) -> bytes:
+        mine = 0
+
+        def take(size: int) -> None:
+            nonlocal mine
+            if self.reading + size > self.limits.bodies:
+                raise _full()
+            self.reading, mine = self.reading + size, mine + size
+
+        try:
+            return await read_body(request, self.limits.body, self.limits.seconds, take)
+        finally:
+            self.reading -= mine
 
     async def _predict_rows(self, rows: list[Any]) -> list[dict[str, Any]]:
         assert self.batcher is not None
@@ -98,7 +114,7 @@ class Service:
     def _room(self, texts: int) -> Iterator[None]:
         """Count texts as under way, or turn them away."""
         if self.held + texts > self.limits.queue:
-            raise Refusal(503, "too many texts are waiting already; try again in a second", {"Retry-After": "1"})
+            raise _full()
         self.held += texts
         try:
             yield
@@ -111,7 +127,7 @@ class Service:
 
     async def tell_metrics(self) -> Response:
         """GET /metrics."""
-        waiting = len(self.batcher.waiting) if self.batcher else 0
+        waiting = self.batcher.waiting if self.batcher else 0
         return PlainTextResponse(self.metrics.render(waiting, self.ready), media_type=TYPE)
 
     async def about(self) -> Response:
@@ -163,6 +179,10 @@ def make_app(model: Model, limits: Limits | None = None) -> FastAPI:
     app.add_exception_handler(HTTPException, _unknown)
     app.add_exception_handler(Exception, _broken)
     return app
+
+
+def _full() -> Refusal:
+    return Refusal(503, "too many texts are waiting already; try again in a second", {"Retry-After": "1"})
 
 
 async def _refuse(request: Request, error: Any) -> Response:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from typing import Any
 
 import numpy as np
 
 from smallbert.serving.model import Piece
 
-ROUND = 4  # batches; from so many texts, the oldest, those of like length are put together
+ROUND = 4  # batches; from so many texts, those whose turn is next, those of like length are put together
+WASTE, FEW = 1.5, 256  # tokens of a padded batch for each real one, where there are more than a few
 TOKENS = 2048  # in a batch once padded; beyond that a CPU's cache is too small, and a text takes longer than alone
 
 
@@ -30,8 +31,9 @@ class Batcher:
 
     >>> scores = await asyncio.gather(*batcher.put(pieces))
 
-    The oldest texts are taken first, a few batches of them at a time; sorted by length those waste little on padding,
-    and nobody is overtaken for longer than that. `told` is called with the size of each batch.
+    Requests take turns: each batch begins with the next text of the one whose turn it is, and is filled with texts of
+    like length of all, which wastes little on padding. So a small request never waits for the whole of a large one,
+    only for the batches of those whose turn comes before. `told` is called with the size of each batch.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class Batcher:
     ):
         """Begin to work; must be called where the event loop runs."""
         self.score, self.batch, self.wait, self.told = score, batch, wait, told
-        self.waiting: deque[_Waiting] = deque()
+        self.requests: list[list[_Waiting]] = []  # the first is the one whose turn it is
         self.changed = threading.Condition()
         self.closing = False
         self.loop = asyncio.get_running_loop()
@@ -51,9 +53,15 @@ class Batcher:
         now = time.monotonic()
         made = [_Waiting(piece, self.loop.create_future(), now) for piece in pieces]
         with self.changed:
-            self.waiting.extend(made)
+            self.requests.extend([made] if made else [])
             self.changed.notify()
         return [one.future for one in made]
+
+    @property
+    def waiting(self) -> int:
+        """How many pieces nobody has begun with."""
+        with self.changed:
+            return sum(map(len, self.requests))
 
     def close(self, seconds: float) -> None:
         """Let the thread finish what is waiting, and end."""
@@ -64,20 +72,29 @@ class Batcher:
 
     def _work(self) -> None:
         while (taken := self._take()) is not None:
-            for some in _batches(taken, self.batch):
-                if waited_for := [one for one in some if not one.future.done()]:
-                    self._run(waited_for)
+            if waited_for := [one for one in taken if not one.future.done()]:
+                self._run(waited_for)
 
     def _take(self) -> list[_Waiting] | None:
-        """The oldest texts, once there are enough of them or the first has waited long enough."""
+        """The next batch, once there is enough for one or the first text has waited long enough."""
         with self.changed:
-            self.changed.wait_for(lambda: self.waiting or self.closing)
-            if not self.waiting:
+            self.changed.wait_for(lambda: self.requests or self.closing)
+            if not self.requests:
                 return None
-            until = self.waiting[0].since + self.wait
-            while len(self.waiting) < self.batch and not self.closing and (left := until - time.monotonic()) > 0:
+            until = min(request[0].since for request in self.requests) + self.wait
+            while (
+                sum(map(len, self.requests)) < self.batch
+                and not self.closing
+                and (left := until - time.monotonic()) > 0
+            ):
                 self.changed.wait(left)
-            return [self.waiting.popleft() for _ in range(min(len(self.waiting), self.batch * ROUND))]
+            taken = _like_the_first(islice(_in_turns(self.requests), self.batch * ROUND), self.batch)
+            gone = {id(one) for one in taken}
+            left_over = [[one for one in request if id(one) not in gone] for request in self.requests]
+            served = [len(new) < len(old) for old, new in zip(self.requests, left_over, strict=True)]
+            order = sorted(zip(served, left_over, strict=True), key=lambda one: one[0])  # those served go behind others
+            self.requests = [request for _, request in order if request]
+            return taken
 
     def _run(self, some: list[_Waiting]) -> None:
         try:
@@ -104,12 +121,19 @@ class Batcher:
                 one.future.set_result(scores)
 
 
-def _batches(taken: list[_Waiting], most: int) -> Iterator[list[_Waiting]]:
-    """Shortest first, each batch of at most `most` texts and TOKENS tokens."""
-    some: list[_Waiting] = []
-    for one in sorted(taken, key=lambda one: len(one.piece.ids)):
-        if some and (len(some) == most or (len(some) + 1) * len(one.piece.ids) > TOKENS):
-            yield some
-            some = []
-        some.append(one)
-    yield some
+def _in_turns(requests: Iterable[list[_Waiting]]) -> Iterator[_Waiting]:
+    """The first text of each request, then the second of each, …"""
+    for some in zip_longest(*requests):
+        yield from (one for one in some if one is not None)
+
+
+def _like_the_first(some: Iterable[_Waiting], most: int) -> list[_Waiting]:
+    """The first, and those nearest to it in length, at most `most` texts and TOKENS tokens, not too many of padding."""
+    first, *others = some
+    taken, longest, tokens = [first], len(first.piece.ids), len(first.piece.ids)
+    for one in sorted(others, key=lambda one: abs(len(one.piece.ids) - len(first.piece.ids))):
+        real, wide = tokens + len(one.piece.ids), max(longest, len(one.piece.ids))
+        padded = (len(taken) + 1) * wide
+        if len(taken) < most and padded <= min(TOKENS, max(FEW, WASTE * real)):
+            taken, longest, tokens = [*taken, one], wide, real
+    return taken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -19,8 +20,11 @@ class Refusal(Exception):
         self.status, self.headers = status, headers or {}
 
 
-async def read_body(request: Request, most: int, seconds: float) -> bytes:
-    """The body, unless it is too big (said as soon as that is known, whatever its headers say) or too slow."""
+async def read_body(request: Request, most: int, seconds: float, take: Callable[[int], None]) -> bytes:
+    """The body, unless it is too big (said as soon as that is known, whatever its headers say) or too slow.
+
+    `take` is told of every byte that is kept from now on, and may refuse.
+    """
     too_big = Refusal(413, f"the body is larger than {most:,} bytes; send fewer or shorter texts at a time")
     announced = request.headers.get("content-length", "")
     if announced.isascii() and announced.isdigit() and int(announced[:18]) > most:
@@ -29,9 +33,10 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
     try:
         async with asyncio.timeout(seconds):
             async for chunk in request.stream():
-                body += chunk
-                if len(body) > most:
+                if len(body) + len(chunk) > most:
                     raise too_big
+                take(len(chunk))
+                body += chunk
     except TimeoutError:
         raise Refusal(408, f"the body did not arrive within {seconds:g} seconds", {"Connection": "close"}) from None
     except ClientDisconnect:

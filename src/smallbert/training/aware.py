@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from smallbert.model.quantised import _round_call
+from smallbert.model.quantised import round_call
 from smallbert.model.rounding import LEAST, Grid, Scales, fit, in_groups, round_inputs, rounded, spread, straight
 from smallbert.training.calibrate import is_by_token
 from smallbert.training.phase import Weights
@@ -103,7 +103,7 @@ def round_inputs_seen(phase: Phase, ranges: Ranges, layers: list[str], static: b
         @torch.compiler.disable
         def watch(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             if not static:
-                return (_round_call(inputs[0]), *inputs[1:])
+                return (round_call(inputs[0]), *inputs[1:])
             if module.training and phase.batch is not None:
                 ranges.add(number, inputs[0], phase.batch.tokens(), phase.world)
             return (round_inputs(inputs[0], *ranges.bounds[number]), *inputs[1:])
