@@ -25,6 +25,7 @@ from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.convergence import find_convergence
 from smallbert.measuring.findings import Result, conclude, gather, marks_by_chance, pair_up
 from smallbert.measuring.shelf import load_cards, pack_cards
+from smallbert.methods import METHODS
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import load_folder
 from smallbert.recipe import Recipe
@@ -179,8 +180,12 @@ def test_packed_cards_outlive_settings_that_came_later(start, tmp_path):
         assert (study.results_of(asked, bench)[0].status == "ok") is known
 
 
-def test_failed_runs_tried_again_share_their_beginning(start, tmp_path, trained):
-    asked, bench = make_study(start, tmp_path, f"{FIRST} | mixed_bits(0.5); {FIRST} | mixed_bits(0.6)", seeds=[0])
+def test_failed_runs_tried_again_share_their_beginning(start, tmp_path, trained, monkeypatch):
+    def fail(*_):
+        raise UserError("it cannot be done, as only doing it tells")
+
+    monkeypatch.setattr(METHODS["quantize"], "fill", fail)
+    asked, bench = make_study(start, tmp_path, f"{FIRST} | quantize(8); {FIRST} | quantize(4)", seeds=[0])
     for again in (False, True):
         results = run_study(replace(asked, again=again), bench)
         assert [result.status for result in results] == ["failed"] * 2
