@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from heapq import nsmallest
 from typing import Any
 
 import numpy as np
 
 from smallbert.serving.model import Piece
 
-ROUND = 4  # batches; from so many texts, those whose turn is next, those of like length are put together
+ROUND = 4  # batches; from so many texts, those that are due first, those of like length are put together
+LATER = 0.002  # seconds that a text is due after its request came, for each token of those before it in its request
 WASTE, FEW = 1.5, 256  # tokens of a padded batch for each real one, where there are more than a few
 TOKENS = 2048  # in a batch once padded; beyond that a CPU's cache is too small, and a text takes longer than alone
 
@@ -24,6 +25,7 @@ class _Waiting:
     piece: Piece
     future: asyncio.Future[np.ndarray]
     since: float
+    due: float
 
 
 class Batcher:
@@ -31,9 +33,10 @@ class Batcher:
 
     >>> scores = await asyncio.gather(*batcher.put(pieces))
 
-    Requests take turns: each batch begins with the next text of the one whose turn it is, and is filled with texts of
-    like length of all, which wastes little on padding. So a small request never waits for the whole of a large one,
-    only for the batches of those whose turn comes before. `told` is called with the size of each batch.
+    Each batch begins with the text that is due first, and is filled with texts of like length that are due soon, which
+    wastes little on padding. A text is due when its request came, and later by what stands before it in its request:
+    few texts are served in the order they came, and a request of very many lets later ones pass, but never for ever.
+    `told` is called with the size of each batch.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class Batcher:
     ):
         """Begin to work; must be called where the event loop runs."""
         self.score, self.batch, self.wait, self.told = score, batch, wait, told
-        self.requests: list[list[_Waiting]] = []  # the first is the one whose turn it is
+        self.line: list[_Waiting] = []
         self.changed = threading.Condition()
         self.closing = False
         self.loop = asyncio.get_running_loop()
@@ -50,10 +53,12 @@ class Batcher:
 
     def put(self, pieces: list[Piece]) -> list[asyncio.Future[np.ndarray]]:
         """Line pieces up; one that is cancelled before its turn costs nothing."""
-        now = time.monotonic()
-        made = [_Waiting(piece, self.loop.create_future(), now) for piece in pieces]
+        now, made, before = time.monotonic(), list[_Waiting](), 0
+        for piece in pieces:
+            made.append(_Waiting(piece, self.loop.create_future(), now, now + LATER * before))
+            before += len(piece.ids)
         with self.changed:
-            self.requests.extend([made] if made else [])
+            self.line += made
             self.changed.notify()
         return [one.future for one in made]
 
@@ -61,7 +66,7 @@ class Batcher:
     def waiting(self) -> int:
         """How many pieces nobody has begun with."""
         with self.changed:
-            return sum(map(len, self.requests))
+            return len(self.line)
 
     def close(self, seconds: float) -> None:
         """Let the thread finish what is waiting, and end."""
@@ -78,22 +83,16 @@ class Batcher:
     def _take(self) -> list[_Waiting] | None:
         """The next batch, once there is enough for one or the first text has waited long enough."""
         with self.changed:
-            self.changed.wait_for(lambda: self.requests or self.closing)
-            if not self.requests:
+            self.changed.wait_for(lambda: self.line or self.closing)
+            if not self.line:
                 return None
-            until = min(request[0].since for request in self.requests) + self.wait
-            while (
-                sum(map(len, self.requests)) < self.batch
-                and not self.closing
-                and (left := until - time.monotonic()) > 0
-            ):
+            until = min(one.since for one in self.line) + self.wait
+            while len(self.line) < self.batch and not self.closing and (left := until - time.monotonic()) > 0:
                 self.changed.wait(left)
-            taken = _like_the_first(islice(_in_turns(self.requests), self.batch * ROUND), self.batch)
+            next_ones = nsmallest(self.batch * ROUND, self.line, key=lambda one: one.due)
+            taken = _like_the_first(next_ones, self.batch)
             gone = {id(one) for one in taken}
-            left_over = [[one for one in request if id(one) not in gone] for request in self.requests]
-            served = [len(new) < len(old) for old, new in zip(self.requests, left_over, strict=True)]
-            order = sorted(zip(served, left_over, strict=True), key=lambda one: one[0])  # those served go behind others
-            self.requests = [request for _, request in order if request]
+            self.line = [one for one in self.line if id(one) not in gone]
             return taken
 
     def _run(self, some: list[_Waiting]) -> None:
@@ -119,12 +118,6 @@ class Batcher:
                 one.future.set_exception(scores)
             else:
                 one.future.set_result(scores)
-
-
-def _in_turns(requests: Iterable[list[_Waiting]]) -> Iterator[_Waiting]:
-    """The first text of each request, then the second of each, …"""
-    for some in zip_longest(*requests):
-        yield from (one for one in some if one is not None)
 
 
 def _like_the_first(some: Iterable[_Waiting], most: int) -> list[_Waiting]:
