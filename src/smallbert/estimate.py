@@ -59,6 +59,33 @@ def phases_of(recipe: Recipe, encoder: Encoder, task: Task | None) -> list[tuple
     return phases
 
 
+def reads_of(phases: Iterable[Iterable[Method]]) -> list[list[str]]:
+    """For each method of each phase a fingerprint of the files it reads; a name that was marked before is none."""
+    found, marks = [], {LATEST}
+    for phase in map(tuple, phases):
+        found.append([method.reads(marks) for method in phase])
+        marks |= {method.label for method in phase if method.name == "mark"}  # type: ignore[attr-defined]
+    return found
+
+
+def files_read(recipe: Recipe) -> str | None:
+    """What files a recipe reads, as its card says it, such as "distill of 12ab…, pretrain of 34cd…"; None: it does not.
+
+    A recipe that cannot run reads nothing; its run will say why.
+    """
+    try:
+        phases = [tuple(phase) for phase in recipe.phases()]
+        found = [
+            f"{method.name}{read}"
+            for phase, reads in zip(phases, reads_of(phases), strict=True)
+            for method, read in zip(phase, reads, strict=True)
+            if read
+        ]
+    except UserError:
+        return None
+    return ", ".join(found) or None
+
+
 def marks_at_first(encoder: Encoder, task: Task | None) -> dict[str, Any]:
     """A model that was made for the task can teach from the beginning."""
     return {LATEST: encoder} if task is not None and is_made_for(encoder, task) else {}

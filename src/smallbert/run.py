@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from smallbert.data import STUDENT, Stream, longest_input, tokenise, tokenizer_key, usable_length
 from smallbert.errors import UserError
-from smallbert.estimate import LATEST, foresee, is_of_task, marks_at_first, phases_of
+from smallbert.estimate import LATEST, foresee, is_of_task, marks_at_first, phases_of, reads_of
 from smallbert.finished import find_finished, keep_finished, read_record
 from smallbert.measuring.collapse import find_collapse
 from smallbert.methods import METHODS, Method
@@ -165,7 +165,8 @@ def beginnings(recipe: Recipe, encoder: Encoder, task: Task | None) -> dict[str,
 
 def _so_far(phases: list[tuple[Method, ...]]) -> list[str]:
     """For each phase the text of the recipe up to and with it, and of what files it reads."""
-    texts = [" + ".join(f"{method}{method.reads()}" for method in phase) for phase in phases]
+    both = [zip(phase, reads, strict=True) for phase, reads in zip(phases, reads_of(phases), strict=True)]
+    texts = [" + ".join(f"{method}{read}" for method, read in one) for one in both]
     return [" | ".join(texts[: number + 1]) for number in range(len(texts))]
 
 

@@ -16,7 +16,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform, get_args, get_origin, get_type_hints
 
@@ -158,8 +158,11 @@ class Method(Combines):
         """The recipe this stands for, where it is made of other methods."""
         return None
 
-    def reads(self) -> str:
-        """A fingerprint of the files it reads, if any: work on others is other work, whatever their names."""
+    def reads(self, marks: Collection[str] = ()) -> str:
+        """A fingerprint of the files it reads, if any: work on others is other work, whatever their names.
+
+        A name among the marks is no folder.
+        """
         return ""
 
     def fits(self, phase: Any, steps: int | None) -> None:

@@ -23,6 +23,7 @@ schedule    constant; fade_in and fade_out over the first `share` of the phase; 
 task        the weight of the task's own loss in the phase; 0 to learn from the teacher alone
 """
 
+from collections.abc import Collection
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
@@ -36,6 +37,7 @@ from smallbert.model.anatomy import layers, part
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.model.walk import Taps
+from smallbert.sources import folder_read
 from smallbert.training.alignment import MAPS, Pairs, Side, attention_scores, distance, moments, products
 from smallbert.training.schedule import Schedule
 from smallbert.training.teachers import same_tokens
@@ -82,6 +84,10 @@ class Align(Method):
             raise UserError(f"align: of names what relations are of, such as 'qkv' or 'v', not {self.of!r}")
         if not isinstance(self.layers, str):
             self._pairs(10**6, 10**6)
+
+    def reads(self, marks: Collection[str] = ()) -> str:
+        """A teacher in a folder."""
+        return folder_read(self.teacher, marks)
 
     def fits(self, phase: Any, steps: int | None) -> None:
         """There is a teacher, and as far as it is known both have what is compared."""

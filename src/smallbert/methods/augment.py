@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -17,6 +17,7 @@ from smallbert.methods.unlabelled import check_taught, joined
 from smallbert.model.encoder import Encoder, fingerprint, load
 from smallbert.model.words import need_word_head
 from smallbert.processes import processes
+from smallbert.sources import folder_read
 from smallbert.tasks.task import Split
 
 CHUNK = 64  # rows worked on at a time, and the least that a kill loses
@@ -57,6 +58,10 @@ class Augment(Method):
         if isinstance(self.ways, dict):
             return self.ways
         return dict.fromkeys([self.ways] if isinstance(self.ways, str) else self.ways, self.share)
+
+    def reads(self, marks: Collection[str] = ()) -> str:
+        """Who finds words, if in a folder."""
+        return folder_read(self.model, marks)
 
     def fits(self, phase: Any, steps: int | None) -> None:
         """Labels for the copies, from where they are wanted."""

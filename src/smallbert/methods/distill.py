@@ -7,6 +7,7 @@ other pieces: first pieces are compared, word by word. `length` lets the teacher
 the student, for whom a run's --length holds: --length 64 and distill(length=256).
 """
 
+from collections.abc import Collection
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -19,6 +20,7 @@ from smallbert.methods import Method
 from smallbert.model.batch import Batch
 from smallbert.model.heads import IGNORE, same_labels
 from smallbert.model.words import WORDS, need_word_head
+from smallbert.sources import folder_read
 from smallbert.training.teachers import view_of
 
 
@@ -44,6 +46,10 @@ class Distill(Method):
             raise UserError(
                 f"distill: length is how many tokens of a text the teacher reads, 8 or more, not {self.length}"
             )
+
+    def reads(self, marks: Collection[str] = ()) -> str:
+        """A teacher in a folder."""
+        return folder_read(self.teacher, marks)
 
     def fits(self, phase: Any, steps: int | None) -> None:
         """There is a teacher, who reads the same tokens for all that learn from it."""

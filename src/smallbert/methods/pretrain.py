@@ -1,5 +1,6 @@
 """Masked-LM training from plain text: the encoder guesses hidden words, with no label but the text itself."""
 
+from collections.abc import Collection
 from typing import Any, ClassVar, Literal
 
 from smallbert.corpus import Mixing, fingerprint_of_text, lines_of, masked_stream, read_blocks
@@ -62,7 +63,7 @@ class Pretrain(Train, _Corpus):
         rows = encoder.backbone.config.vocab_size
         return Mixing(second_cutter(encoder), rows, share, phase.seed) if encoder.second and share else None
 
-    def reads(self) -> str:
+    def reads(self, marks: Collection[str] = ()) -> str:
         """The text."""
         return f" of {fingerprint_of_text(self.text, self.name)}" if self.text is not None else ""
 

@@ -1,6 +1,6 @@
 """Zhao et al. 2019: the student's weights should be the teacher's, projected by matrices that all layers share."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,6 +10,7 @@ from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.anatomy import ROLES, check_layers, layers, part, words
 from smallbert.model.vocabulary import same_pieces
+from smallbert.sources import folder_read
 
 
 class ShareProjections(Method):
@@ -27,6 +28,10 @@ class ShareProjections(Method):
     lr: float = 1e-3
     teacher: str = "latest"
     words: bool = False
+
+    def reads(self, marks: Collection[str] = ()) -> str:
+        """A teacher in a folder."""
+        return folder_read(self.teacher, marks)
 
     def fits(self, phase: Any, steps: int | None) -> None:
         """There is a teacher, and both have layers."""

@@ -1,5 +1,6 @@
 """Zhao et al. 2019: a vocabulary of a few thousand word pieces, trained on the texts at hand, in place of many."""
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class SmallVocabulary(Method):
         if self.size <= 2 * len(SPECIAL):
             raise UserError(f"{self.name}: size is a number of word pieces above {2 * len(SPECIAL)}, not {self.size}")
 
-    def reads(self) -> str:
+    def reads(self, marks: Collection[str] = ()) -> str:
         """The text."""
         return f" of {fingerprint_of_text(self.text, self.name)}" if self.text is not None else ""
 

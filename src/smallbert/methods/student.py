@@ -1,5 +1,6 @@
 """Students: a smaller model of the teacher's own family, copied, cut out of it or new; or any other checkpoint."""
 
+from collections.abc import Collection
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from smallbert.model.replace import (
 )
 from smallbert.model.slicing import check_plain, slice_backbone
 from smallbert.model.surgery import keep_layers
+from smallbert.sources import folder_read
 from smallbert.training.importance import weigh_by_loss
 
 BETTER = "write start='slice' to cut them out of the teacher, or start='random' for a new model"
@@ -59,6 +61,10 @@ class Student(Method):
                 f"student(model={self.model!r}) takes that model as it is; cut it further by "
                 f"student(model={self.model!r}) | student(4)"
             )
+
+    def reads(self, marks: Collection[str] = ()) -> str:
+        """Another model in a folder."""
+        return folder_read(self.model, marks)
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """Which layers stay and how large they become; or all that another model says of its shape."""

@@ -1,5 +1,6 @@
 """Texts without labels, for a teacher: more of them from a file, or the task's own with their labels hidden."""
 
+from collections.abc import Collection
 from typing import Any, ClassVar, Literal
 
 from smallbert.corpus import fingerprint_of_text, text_files, text_lines
@@ -21,7 +22,7 @@ class Unlabelled(Method):
     text: str = ""
     own: Literal["labelled", "unlabelled", "left out"] | None = None
 
-    def reads(self) -> str:
+    def reads(self, marks: Collection[str] = ()) -> str:
         """The text."""
         return f" of {fingerprint_of_text(self.text, self.name)}" if self.text else ""
 
