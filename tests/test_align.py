@@ -1,5 +1,7 @@
 """Alignment terms: against formulas in numpy, text by text, and whatever way texts are laid out."""
 
+import copy
+from dataclasses import replace
 from functools import cache
 from unittest.mock import patch
 
@@ -14,7 +16,7 @@ from smallbert.model.folders import save_folder
 from smallbert.probing.attentions import watched
 from smallbert.recipe import Recipe
 from smallbert.tiny import SHAPES
-from smallbert.training.alignment import MAPS, attention_scores
+from smallbert.training.alignment import MAPS, attention_scores, distance
 from smallbert.training.loop import train
 
 TASK = toy_task("pair", 24)
@@ -224,6 +226,62 @@ def test_attention_is_what_the_layers_attend_with(family):
             chances = side.values.masked_fill(~side.cells, -1e9).softmax(-1)[:5, :, : real.shape[1], : real.shape[1]]
             wanted = shown[place].transpose(1, 2)[real]
             torch.testing.assert_close(chances.transpose(1, 2)[real], wanted, atol=1e-5, rtol=1e-4)
+
+
+def seen_alone(encoder, layer, number):
+    """What one layer of a ModernBERT attends to in one text, by Hugging Face's own plain attention: (heads, t, t)."""
+    batch = batch_of(encoder, TASK, [number])
+    plain = copy.deepcopy(encoder.backbone)
+    plain.set_attn_implementation("eager")
+    with torch.no_grad():
+        return plain(batch.input_ids, output_attentions=True).attentions[layer - 1][0]
+
+
+@pytest.mark.parametrize("metric", ["kl", "ce", "mse", "l1", "cosine"])
+@pytest.mark.parametrize("pair", [(1, 1), (1, 2), (2, 1), (2, 2)], ids=str)
+def test_layers_that_look_less_far_are_compared_as_they_look(pair, metric, tmp_path):
+    """Layer 1 of these sees all, layer 2 what is near."""
+    shape = {"local_attention": 4, "global_attn_every_n_layers": 2}
+    student, teacher = (run("head", small("modernbert", seed=seed, **shape), TASK).encoder for seed in (0, 5))
+    save_folder(teacher, tmp_path / "teacher")
+    recipe = align(str(tmp_path / "teacher"), what="attention", metric=metric, layers=[list(pair)])
+    if pair == (2, 1) and metric in ("kl", "ce"):
+        with pytest.raises(UserError, match="teacher's layer 1 looks further than the 2 tokens"):
+            phase_of(recipe, student, TASK)
+        return
+    wanted = []
+    for number in range(5):
+        ours, theirs = (seen_alone(model, layer, number) for model, layer in zip((student, teacher), pair, strict=True))
+        looked_at = (ours > 0) | (theirs > 0)
+        squares, ways = (ours - theirs).square(), (ours - theirs).abs()
+        per_row = {
+            "kl": torch.special.xlogy(theirs, theirs / ours.clamp(min=1e-30)).sum(-1),
+            "ce": -torch.special.xlogy(theirs, ours.clamp(min=1e-30)).sum(-1),
+            "mse": squares.sum(-1) / looked_at.sum(-1),
+            "l1": ways.sum(-1) / looked_at.sum(-1),
+            "cosine": 1 - torch.cosine_similarity(ours, theirs, dim=-1),
+        }
+        wanted.append(float(per_row[metric].mean()))
+    for layout in LAYOUTS.values():
+        found = float(loss_of(recipe, student, **layout).detach())
+        assert found == pytest.approx(np.mean(wanted), rel=1e-3) and found > 0
+
+
+@pytest.mark.parametrize("sides", [("bert", "mpnet"), ("mpnet", "bert"), ("mpnet", "mpnet")], ids=str)
+@pytest.mark.parametrize("metric", ["mse", "l1", "cosine"])
+def test_scores_of_two_families_are_compared_without_their_rows_means(sides, metric):
+    """What a family shows as probabilities is known but for a constant of each row."""
+    found = []
+    for shift in (0.0, 7.0):
+        read = []
+        for place, family in enumerate(sides):
+            encoder = with_head(family, place)
+            batch = batch_of(with_head("bert"), TASK)
+            seen = encoder.look(batch, {"attention": {0}}, scores=False).taps["attention"][0]
+            side = attention_scores(seen, batch)
+            read.append(replace(side, values=side.values + (0.0 if side.centred else shift)))
+        found.append(distance(*read, metric).mean())
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
 
 
 # Which layers, when, and how much.

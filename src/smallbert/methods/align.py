@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from smallbert.data import STUDENT
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.anatomy import layers, part
@@ -38,7 +39,7 @@ from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.model.walk import Taps
 from smallbert.sources import folder_read
-from smallbert.training.alignment import MAPS, Pairs, Side, attention_scores, distance, moments, products
+from smallbert.training.alignment import MAPS, ON_CHANCES, Pairs, Side, attention_scores, distance, moments, products
 from smallbert.training.schedule import Schedule
 from smallbert.training.teachers import same_tokens
 
@@ -112,6 +113,8 @@ class Align(Method):
         roles = {"relations": tuple(self.of), "attention": ("attention",), "scores": ("attention",)}.get(self.what, ())
         self._check_reach(teacher)
         pairs = self._pairs(len(student.order), len(teacher.order))
+        if "attention" in roles and self.metric in ON_CHANCES and phase.stream is not None:
+            self._check_windows(student, teacher, pairs, max(phase.stream.views[STUDENT].lengths))
         phase.taps.update(roles)
         wanted = {role: {theirs - 1 for _, theirs in pairs} for role in roles}
         states = {"first" if self._reads_first else "hidden": {theirs for _, theirs in pairs}}
@@ -254,6 +257,17 @@ class Align(Method):
                 "transform='linear', or compare what='relations'"
             )
 
+    def _check_windows(self, student: Encoder, teacher: Encoder, pairs: Pairs, longest: int) -> None:
+        """Of what the student cannot look at it can never say how much the teacher does."""
+        for mine, its in pairs:
+            near, far = _window(student, mine) or longest, _window(teacher, its) or longest
+            if near < min(far, longest):
+                raise UserError(
+                    f"align: the teacher's layer {its} looks further than the {near - 1} tokens that the student's "
+                    f"layer {mine} sees, and {self.metric} of that has no end; pair layers that see alike, or write "
+                    "metric='mse'"
+                )
+
     def _check_tokens(self, kind: str | None) -> None:
         if self.tokens not in NEEDS or kind is None:
             return
@@ -284,6 +298,12 @@ NEEDS = {"masked": "a phase that masks words", "first_piece": "a task that label
 def _terms(name: str, pairs: Pairs) -> list[str]:
     """A name for the term of each pair of layers: "align layer 1 to 2", …"""
     return [f"{name} layer {mine} to {theirs}" for mine, theirs in pairs]
+
+
+def _window(model: Encoder, layer: int) -> int | None:
+    """A token sees others less than this far away in a layer; None: all."""
+    found = (getattr(one, "sliding_window", None) for one in layers(model.backbone)[model.order[layer - 1]].modules())
+    return next(filter(None, found), None)
 
 
 def _relation(vectors: Tensor, batch: Batch, heads: int) -> Side:

@@ -7,12 +7,11 @@ other pieces: first pieces are compared, word by word. `length` lets the teacher
 the student, for whom a run's --length holds: --length 64 and distill(length=256).
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from smallbert.data import STUDENT
 from smallbert.errors import UserError
@@ -21,6 +20,7 @@ from smallbert.model.batch import Batch
 from smallbert.model.heads import IGNORE, same_labels
 from smallbert.model.words import WORDS, need_word_head
 from smallbert.sources import folder_read
+from smallbert.training.alignment import Side, ce, kl
 from smallbert.training.teachers import view_of
 
 
@@ -141,14 +141,13 @@ def _cells(batch: Batch, reach: int) -> Tensor:
     return (row if batch.sequence is None else batch.sequence[None]) * reach + word
 
 
-def _kl(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    ours, theirs = (functional.log_softmax(scores / temperature, -1) for scores in (student, teacher))
-    return (theirs.exp() * (theirs - ours)).sum(-1) * temperature**2
+def _softened(measure: Callable[[Side, Side], Tensor]) -> Callable[[Tensor, Tensor, float], Tensor]:
+    """T^2 times a distance of scores that are divided by T."""
+    return lambda student, teacher, heat: measure(Side(student / heat), Side(teacher / heat)) * heat**2
 
 
-def _ce(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    ours, theirs = functional.log_softmax(student / temperature, -1), functional.softmax(teacher / temperature, -1)
-    return -(theirs * ours).sum(-1) * temperature**2
-
-
-METRICS = {"kl": _kl, "ce": _ce, "mse": lambda student, teacher, temperature: ((student - teacher) ** 2).mean(-1)}
+METRICS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "kl": _softened(kl),
+    "ce": _softened(ce),
+    "mse": lambda student, teacher, heat: ((student - teacher) ** 2).mean(-1),
+}
