@@ -11,6 +11,8 @@ import torch
 from toys import batch_of, is_same_state, pairs, phase_of, run, small, toy_task
 
 from smallbert.errors import UserError
+from smallbert.methods.drop_layers import CHOICES
+from smallbert.methods.share_projections import _matrices
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import save_folder
 from smallbert.probing.attentions import watched
@@ -294,10 +296,33 @@ def test_maps_of_layers():
     assert MAPS["last"](6, 12)[:-1] == [(1, 7), (2, 8), (3, 9), (4, 10), (5, 11)]  # PKD-Last, and its last layer
     assert MAPS["first"](3, 12) == [(1, 1), (2, 2), (3, 3)]
     assert MAPS["uniform"](4, 2) == [(1, 1), (2, 1), (3, 2), (4, 2)]
+    assert [its for _, its in MAPS["uniform"](24, 12)] == [layer for layer in range(1, 13) for _ in range(2)]
+    assert [its for _, its in MAPS["uniform"](24, 6)] == [layer for layer in range(1, 7) for _ in range(4)]
     for text in ("align(layers={1: 2, -1: -1})", "align(layers=[[1, 2], [-1, -1]])"):
         ((method,),) = Recipe(text)
         assert method._pairs(3, 7) == [(1, 2), (3, 7)]
         assert str(Recipe(str(method))) == str(method)
+
+
+@pytest.mark.parametrize(
+    ("keep", "total", "kept"),
+    [
+        (8, 12, [2, 3, 4, 6, 8, 9, 10, 12]),
+        (6, 12, [2, 4, 6, 8, 10, 12]),
+        (4, 12, [3, 6, 9, 12]),
+        (3, 12, [4, 8, 12]),
+        (4, 6, [2, 3, 4, 6]),
+        (3, 6, [2, 4, 6]),
+        (2, 6, [3, 6]),
+    ],
+)
+def test_a_copied_layer_learns_from_the_one_it_was_copied_from(keep, total, kept):
+    assert [place + 1 for place in CHOICES["even"](keep, total)] == kept
+    assert [its for _, its in MAPS["uniform"](keep, total)] == kept
+    teacher = small(layers=total)
+    student = run(f"student({keep})", teacher).encoder
+    pulled = [torch.equal(theirs, ours) for _, theirs, ours in _matrices(teacher, student)]
+    assert all(pulled) and len(pulled) == 6 * keep
 
 
 def weights_at(phase, progress):

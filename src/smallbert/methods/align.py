@@ -12,8 +12,9 @@ what        hidden, first (the first token's), embeddings, moments (mean and var
             softmax; those of MPNet and DeBERTa with each row's mean taken off), relations (MiniLM: softmax of the
             products of queries, of keys and of values, in `heads` parts; summed over those named in `of`; heads=0
             takes the teacher's number of attention heads)
-layers      uniform: m -> m L / M; whole: the same, and the embedding output before it; skip: the same without the
-            student's last; first: m -> m; last: m -> L - M + m; or pairs, {3: 6, -1: -1} or [[3, 6], [-1, -1]]
+layers      uniform: m -> m L / M, as student copies them; whole: the same, and the embedding output before it; skip:
+            the same without the student's last; first: m -> m; last: m -> L - M + m; or pairs, {3: 6, -1: -1} or
+            [[3, 6], [-1, -1]]
 tokens      all, first, masked (where the phase masks words), first_piece (where words have labels)
 transform   of both models' vectors: l2 (unit length), norm (mean 0, variance 1); of the student's: linear (one map for
             all layers) or linear_each, learned at `lr` and gone when the phase ends

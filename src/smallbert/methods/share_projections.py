@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.anatomy import ROLES, check_layers, layers, part, words
+from smallbert.model.surgery import counterpart
 from smallbert.model.vocabulary import same_pieces
 from smallbert.sources import folder_read
 
@@ -17,8 +18,8 @@ class ShareProjections(Method):
     """Pull each matrix W_S of a layer towards U W_T V, one pair U, V for all layers' matrices of a kind.
 
     The loss is the mean square of U W_T V - W_S (down) or of W_T - U W_S V (up), over kinds and layers. A layer
-    learns from the last of the teacher's layers that it stands for. It aligns weights, not what they compute. With
-    words=True so do the word embeddings, by a V alone: rows of the same piece belong together, whatever their numbers.
+    learns from the one it would be copied from. It aligns weights, not what they compute. With words=True so do the
+    word embeddings, by a V alone: rows of the same piece belong together, whatever their numbers.
     """
 
     trains: ClassVar[bool] = True
@@ -111,7 +112,7 @@ def _matrices(teacher: Any, student: Any) -> Iterator[tuple[str, Tensor, Tensor]
     """Each matrix of the student's layers beside the teacher's, by the role it has."""
     deep, shallow = len(teacher.order), len(student.order)
     for place, number in enumerate(student.order):
-        other = teacher.order[min(deep, -(-(place + 1) * deep // shallow)) - 1]
+        other = teacher.order[counterpart(place + 1, shallow, deep) - 1]
         for role in ROLES:
             yield role, _weight(teacher, other, role), _weight(student, number, role)
 

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from smallbert.model.attention import Attending
 from smallbert.model.batch import Batch
+from smallbert.model.surgery import counterpart
 
 Pairs = list[tuple[int, int]]
 
@@ -27,14 +28,14 @@ Pairs = list[tuple[int, int]]
 # Which layer of the student learns from which of the teacher; layers are numbered from 1.
 
 
-def _uniform(mine: int, theirs: int) -> Pairs:
-    return [(layer, max(1, round(layer * theirs / mine))) for layer in range(1, mine + 1)]
+def _in_step(mine: int, theirs: int) -> Pairs:
+    return [(layer, counterpart(layer, mine, theirs)) for layer in range(1, mine + 1)]
 
 
 MAPS: dict[str, Callable[[int, int], Pairs]] = {
-    "uniform": _uniform,
-    "whole": lambda mine, theirs: [(0, 0), *_uniform(mine, theirs)],
-    "skip": lambda mine, theirs: _uniform(mine, theirs)[:-1],  # the last layer is left to the logits
+    "uniform": _in_step,
+    "whole": lambda mine, theirs: [(0, 0), *_in_step(mine, theirs)],
+    "skip": lambda mine, theirs: _in_step(mine, theirs)[:-1],  # the last layer is left to the logits
     "first": lambda mine, theirs: [(layer, layer) for layer in range(1, min(mine, theirs) + 1)],
     "last": lambda mine, theirs: [
         (layer, theirs - mine + layer) for layer in range(1, mine + 1) if theirs - mine + layer >= 1
