@@ -154,6 +154,17 @@ def test_a_teacher_is_there_once_the_task_was_trained():
     assert estimate(small(), taught)["fits"]  # which knows of no task
 
 
+@pytest.mark.parametrize(("more", "layers"), [("", 2), (" | mark('middle')", 1)])
+def test_no_student_teaches_itself_unasked(more, layers, tmp_path):
+    """The fine-tuned model teaches all that comes behind it, also where a run goes on."""
+    name = "latest" if not more else "middle"
+    recipe = f"{SHORT} | drop_layers(1) | align('hidden') + {SHORT}{more} | mark('begin') + distill(teacher={name!r}) + {SHORT}"
+    for _ in range(2):
+        found = run(recipe, small(), TASK, judge=False, work=tmp_path).notes
+        assert f"the teacher {name!r} has {layers} layers 16 wide" in " ".join(found)
+        shutil.rmtree(tmp_path / ("phase-5" if more else "phase-4"), ignore_errors=True)
+
+
 def test_marks_of_a_phase_that_is_taken_over_are_known_by_name(tmp_path, trained):
     begun = f"mark('here') | {SHORT} | {SHORT}"
     run(begun, made(), TASK, work=tmp_path, judge=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import torch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from smallbert.tasks import Task
 
 Marks = dict[str, Encoder | None]
-LATEST = "latest"  # the mark of the encoder that was trained last
+LATEST = "latest"  # the mark of the encoder that teaches unless another is named, see `becomes_teacher`
 WHOLE = 0.99  # of a matrix with so many numbers other than zero nothing is saved without its zeros
 
 
@@ -151,7 +151,7 @@ def _go_through(empty: Encoder, methods: tuple[Method, ...], task: Task | None, 
     for method in phase.methods:
         if method.prunes and method.trains:
             hold_zeros(empty, maskable(empty, method.what))  # type: ignore[attr-defined]
-    if trains and is_of_task(methods):
+    if trains and becomes_teacher(methods, marks):
         marks[LATEST] = empty.copy()
     for method in phase.methods:
         method.take_over(phase)
@@ -170,6 +170,16 @@ def _steps(phase: Phase) -> int | None:
 def is_of_task(methods: tuple[Method, ...]) -> bool:
     """Whether a phase reads the task's own rows, so that what it trained can be judged by them, and teach."""
     return all(type(method).data is Method.data for method in methods)
+
+
+def becomes_teacher(methods: tuple[Method, ...], marks: Collection[str]) -> bool:
+    """Whether what a phase trained is the teacher of later ones: if it read the task, and had no teacher itself.
+
+    A student that were to teach what comes behind it would often teach itself; a recipe that wants that marks it. Where
+    there is no other model, the first that was taught has to do.
+    """
+    taught = any(hasattr(method, "teacher") for method in methods)
+    return is_of_task(methods) and (not taught or LATEST not in marks)
 
 
 def without_weights(encoder: Encoder) -> Encoder:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from smallbert.data import STUDENT, Stream, longest_input, tokenise, tokenizer_key, usable_length
 from smallbert.errors import UserError
-from smallbert.estimate import LATEST, foresee, is_of_task, marks_at_first, phases_of, reads_of
+from smallbert.estimate import LATEST, becomes_teacher, foresee, is_of_task, marks_at_first, phases_of, reads_of
 from smallbert.finished import find_finished, keep_finished, read_record
 from smallbert.measuring.collapse import find_collapse
 from smallbert.methods import METHODS, Method
@@ -23,6 +23,7 @@ from smallbert.progress import saying
 from smallbert.recipe import Recipe
 from smallbert.training.loop import CHECKPOINT_SECONDS, train
 from smallbert.training.phase import Phase
+from smallbert.training.teachers import size_of
 
 if TYPE_CHECKING:
     from smallbert.tasks import Split, Task
@@ -185,7 +186,7 @@ def _run_phase(
         outcome.notes, outcome.seconds = [*before.notes, *done["notes"]], done["seconds"]
         outcome.traces = done.get("traces", {})
         outcome.encoder.spare = encoder.spare
-        if is_of_task(methods):
+        if becomes_teacher(methods, marks):
             marks[LATEST] = done.get("remembered") or outcome.encoder.copy()
             marks[LATEST].spare = encoder.spare
         taken = Phase(outcome.encoder, methods, setting.task, setting.seed, marks)
@@ -226,7 +227,7 @@ def _run_phase(
         later = [{**entry, "step": before.steps + entry["step"]} for entry in found]
         outcome.traces[name] = outcome.traces.get(name, []) + later
     if trains and not phase.diverged:
-        if is_of_task(methods):
+        if becomes_teacher(methods, marks):
             marks[LATEST] = encoder.copy()
         if kept is not None:
             keep_finished(kept, key, outcome, outcome.notes[len(before.notes) :])
@@ -271,4 +272,5 @@ def _prepare(phase: Phase, setting: Setting) -> None:
     phase.hold_zeros()
     for method in phase.methods:
         method.attach(phase)
+    phase.notes += [f"the teacher {name!r} has {size_of(one.encoder)}" for name, one in phase.teachers.items()]
     phase.add_term_weights()

@@ -34,7 +34,7 @@ class Teacher:
 
 
 class Teachers(dict[str, Teacher]):
-    """Every teacher of a phase by name: a mark, "latest" for the last trained encoder, or a saved folder."""
+    """Every teacher of a phase by name: a mark, "latest" for the last encoder trained without one, or a saved folder."""
 
     def __init__(self, phase: Phase):
         """None yet."""
@@ -125,6 +125,12 @@ class Teachers(dict[str, Teacher]):
         """In which views batches are laid out: not for a teacher who need not look and says one thing a text."""
         unread = {view_of(name) for name, one in self.items() if one.kept is not None and one.kept.view == STUDENT}
         return [view for view in stream.views if view not in unread]
+
+
+def size_of(encoder: Encoder) -> str:
+    """An encoder in a few words: "12 layers 768 wide and 109,483,778 parameters"."""
+    count = sum(parameter.numel() for parameter in encoder.parameters())
+    return f"{len(encoder.order)} layers {encoder.width} wide and {count:,} parameters"
 
 
 def view_of(teacher: str) -> str:
