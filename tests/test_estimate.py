@@ -158,10 +158,11 @@ def test_a_teacher_is_there_once_the_task_was_trained():
 def test_no_student_teaches_itself_unasked(more, layers, tmp_path):
     """The fine-tuned model teaches all that comes behind it, also where a run goes on."""
     name = "latest" if not more else "middle"
-    recipe = f"{SHORT} | drop_layers(1) | align('hidden') + {SHORT}{more} | mark('begin') + distill(teacher={name!r}) + {SHORT}"
+    last = f"distill(teacher={name!r}) + {SHORT}"
+    recipe = f"{SHORT} | drop_layers(1) | align('hidden') + {SHORT}{more} | mark('begin') + {last}"
     for _ in range(2):
         found = run(recipe, small(), TASK, judge=False, work=tmp_path).notes
-        assert f"the teacher {name!r} has {layers} layers 16 wide" in " ".join(found)
+        assert f"taught by {name!r}: {layers} layers 16 wide" in " ".join(found)
         shutil.rmtree(tmp_path / ("phase-5" if more else "phase-4"), ignore_errors=True)
 
 

@@ -272,5 +272,5 @@ def _prepare(phase: Phase, setting: Setting) -> None:
     phase.hold_zeros()
     for method in phase.methods:
         method.attach(phase)
-    phase.notes += [f"the teacher {name!r} has {size_of(one.encoder)}" for name, one in phase.teachers.items()]
+    phase.notes += [f"taught by {name!r}: {size_of(one.encoder)}" for name, one in phase.teachers.items()]
     phase.add_term_weights()

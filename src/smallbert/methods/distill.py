@@ -22,6 +22,7 @@ from smallbert.model.words import WORDS, need_word_head
 from smallbert.sources import folder_read
 from smallbert.training.alignment import Side, ce, kl
 from smallbert.training.teachers import view_of
+from smallbert.training.trusted import check_trust
 
 
 class Distill(Method):
@@ -75,6 +76,8 @@ class Distill(Method):
         if self.length is not None and phase.stream is not None:
             self._add_view(phase, teacher.tokenizer)
         phase.teachers.ask(self.teacher, scores=True)
+        if phase.head != WORDS:
+            check_trust(phase, self.teacher)
 
     def _add_view(self, phase: Any, tokenizer: Any) -> None:
         """Let the teacher read the same texts, cut elsewhere."""

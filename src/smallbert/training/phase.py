@@ -163,7 +163,7 @@ class Phase:
         return f"{method.name} {place + 1}" if place else method.name
 
     def teacher(self, name: str) -> Encoder:
-        """A frozen encoder to learn from: a mark, "latest" for the last one trained without a teacher, or a saved folder."""
+        """A frozen encoder to learn from: a mark, "latest" for the last trained without one, or a saved folder."""
         return self.teachers.find(name).encoder
 
     def readers(self) -> list[Encoder]:

@@ -34,7 +34,7 @@ class Teacher:
 
 
 class Teachers(dict[str, Teacher]):
-    """Every teacher of a phase by name: a mark, "latest" for the last encoder trained without one, or a saved folder."""
+    """Every teacher of a phase by name: a mark, "latest" for the last trained without one, or a saved folder."""
 
     def __init__(self, phase: Phase):
         """None yet."""
