@@ -325,6 +325,25 @@ def test_a_copied_layer_learns_from_the_one_it_was_copied_from(keep, total, kept
     assert all(pulled) and len(pulled) == 6 * keep
 
 
+@pytest.mark.parametrize(
+    ("recipe", "phrase"),
+    [
+        ("align('attention', layers={0: 0})", "cannot be; of attention they are numbered from 1, and -1 is the last"),
+        ("align('embeddings', layers={1: 1})", "leave out"),
+        ("share_projections(0.0)", "weight is above 0"),
+        ("share_projections(-1)", "weight is above 0"),
+        ("mark('latest')", "any text but '' and 'latest'"),
+        ("mark('')", "any text but ''"),
+        ("distill(alpha=0)", "alpha is above 0"),
+        ("distill(schedule='fade_in', share=0)", "share above 0"),
+    ],
+)
+def test_settings_that_cannot_be_meant(recipe, phrase):
+    with pytest.raises(UserError, match=phrase) as refusal:
+        Recipe(recipe)
+    assert "1000000" not in str(refusal.value)
+
+
 def weights_at(phase, progress):
     phase.set_dials(progress)
     return {name: float(phase._weight(name)) for name in phase._terms}
@@ -343,6 +362,20 @@ def test_schedules(pair):
     for schedule, wanted in {"fade_in": (0, 1, 2, 2), "fade_out": (2, 1, 0, 0), "constant": (2, 2, 2, 2)}.items():
         phase = phase_of(align(folder, schedule=schedule, share=0.5, weight=2.0), student, TASK)
         assert [weights_at(phase, x)["align"] for x in (0, 0.25, 0.5, 1)] == list(wanted)
+
+
+def test_a_teachers_scores_come_and_go(pair):
+    student, (_, folder) = pair[0], pair[1]["like"]
+    for schedule, alphas in {"constant": (0.8, 0.8, 0.8), "fade_in": (0, 0.4, 0.8), "fade_out": (0.8, 0.4, 0)}.items():
+        text = f"distill(teacher={folder!r}, alpha=0.8, schedule={schedule!r}, share=0.5) + {WHOLE}"
+        phase = phase_of(text, student, TASK)
+        for progress, alpha in zip((0.0, 0.25, 0.5), alphas, strict=True):
+            assert weights_at(phase, progress) == pytest.approx({"task": 1 - alpha, "distill": alpha})
+    assert str(Recipe("distill('a', 0.5, 1.0, 'ce', 9)")) == str(
+        Recipe("distill('a', 0.5, 1.0, 'ce', 9, 'constant', 1.0)")
+    )
+    with pytest.raises(UserError, match="come and go together"):
+        phase_of(f"distill(teacher={folder!r}) + distill(alpha=0.2, schedule='fade_out') + {WHOLE}", student, TASK)
 
 
 def test_staircases_learn_one_layer_after_the_other(pair):

@@ -46,6 +46,12 @@ def text_lines(files: list[Path], say: Callable[[int, int], None] | None = None)
         say(total, total)
 
 
+def check_text(text: str, who: str) -> None:
+    """Refuse a file or folder in which there is nothing to read."""
+    if not any(line.strip() for line in text_lines(text_files(text, who))):
+        raise UserError(f"{who}: there is no text in {text}")
+
+
 def lines_of(text: str | None, task: Any, who: str, say: Callable[[int, int], None] | None = None) -> Iterator[str]:
     """Every line of the text that a setting names, or of a task's training texts; an empty line ends a document."""
     if text is None and task is None:

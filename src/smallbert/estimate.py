@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import torch
 from torch import nn
 
-from smallbert.answering import is_made_for
+from smallbert.answering import has_head_for, is_made_for, match_labels
 from smallbert.data import usable_length
 from smallbert.errors import UserError
 from smallbert.measuring.cost import weights_of
@@ -87,8 +87,11 @@ def files_read(recipe: Recipe) -> str | None:
 
 
 def marks_at_first(encoder: Encoder, task: Task | None) -> dict[str, Any]:
-    """A model that was made for the task can teach from the beginning."""
-    return {LATEST: encoder} if task is not None and is_made_for(encoder, task) else {}
+    """A model that was made for the task can teach from the beginning, whatever the order of its classes."""
+    if task is None or not has_head_for(encoder, task):
+        return {}
+    ordered = match_labels(encoder, task)
+    return {LATEST: ordered} if is_made_for(ordered, task) else {}
 
 
 def refusal(recipe: Recipe, encoder: Encoder, task: Task | None) -> UserError | None:
@@ -146,6 +149,7 @@ def _go_through(empty: Encoder, methods: tuple[Method, ...], task: Task | None, 
     if trains and not any(method.is_train_setting for method in methods):
         methods = (*methods, METHODS["train"]())
     phase = Phase(empty, methods, task, 0, cast(dict[str, Encoder], marks))
+    check_data(methods)
     for method in phase.methods:
         method.fits(phase, _steps(phase) if trains else 0)
     for method in phase.methods:
@@ -155,6 +159,13 @@ def _go_through(empty: Encoder, methods: tuple[Method, ...], task: Task | None, 
         marks[LATEST] = empty.copy()
     for method in phase.methods:
         method.take_over(phase)
+
+
+def check_data(methods: tuple[Method, ...]) -> None:
+    """Refuse two methods that bring what a phase reads; several may add rows to the task's own."""
+    streams = sum(type(method).data is not Method.data for method in methods)
+    if streams > 1 or (streams and any(type(method).rows is not Method.rows for method in methods)):
+        raise UserError("two methods of one phase both bring data; put them into phases of their own")
 
 
 def _steps(phase: Phase) -> int | None:

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from smallbert.data import STUDENT, Stream, longest_input, tokenise, tokenizer_key, usable_length
 from smallbert.errors import UserError
-from smallbert.estimate import LATEST, becomes_teacher, foresee, is_of_task, marks_at_first, phases_of, reads_of
+from smallbert.estimate import (
+    LATEST,
+    becomes_teacher,
+    check_data,
+    foresee,
+    is_of_task,
+    marks_at_first,
+    phases_of,
+    reads_of,
+)
 from smallbert.finished import find_finished, keep_finished, read_record
 from smallbert.measuring.collapse import find_collapse
 from smallbert.methods import METHODS, Method
@@ -249,10 +258,9 @@ def _change(encoder: Encoder, method: Method, setting: Setting) -> Encoder:
 def _prepare(phase: Phase, setting: Setting) -> None:
     """Find the data of a training phase, let its methods attach what they need, and hold what was settled before."""
     phase.say, phase.work = setting.say, setting.work
+    check_data(tuple(phase.methods))
     streams = [stream for method in phase.methods if (stream := method.data(phase)) is not None]
     adding = [method for method in phase.methods if type(method).rows is not Method.rows]
-    if len(streams) > 1 or (streams and adding):
-        raise UserError("two methods of one phase both bring data; put them into phases of their own")
     rows = setting.task.split("train") if setting.task is not None and adding else None
     for method in adding:
         rows = method.rows(phase, rows)

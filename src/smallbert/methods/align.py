@@ -49,6 +49,7 @@ INSIDE = ("attention", "scores", "relations")  # what layers do, and not what co
 STATES = ("hidden", "first", "moments", "gram")
 ROWS = ("attention", "scores", "relations", "gram")  # one row over the text's tokens for each token
 TRANSFORMS = {"gram": ("none", "l2", "norm"), **dict.fromkeys(VECTORS, ("none", "linear", "linear_each", "l2", "norm"))}
+MANY = 10**6  # layers, where it is not known yet how many there are
 STAIRS = ("progressive", "stacked")  # schedules by which layers come one after the other
 EDGE = 1e-9  # shares of a phase are compared with steps / total, which is rounded
 
@@ -85,7 +86,9 @@ class Align(Method):
         if not self.of or not set(self.of) <= set("qkv") or len(set(self.of)) < len(self.of):
             raise UserError(f"align: of names what relations are of, such as 'qkv' or 'v', not {self.of!r}")
         if not isinstance(self.layers, str):
-            self._pairs(10**6, 10**6)
+            if self.what == "embeddings":
+                raise UserError(f"align('embeddings') compares what comes before all layers; leave out {self.layers}")
+            self._pairs(MANY, MANY)
 
     def reads(self, marks: Collection[str] = ()) -> str:
         """A teacher in a folder."""
@@ -93,6 +96,7 @@ class Align(Method):
 
     def fits(self, phase: Any, steps: int | None) -> None:
         """There is a teacher, and as far as it is known both have what is compared."""
+        phase.name_of(self)
         teacher = phase.teachers.expect(self.teacher)
         self._check_reach(phase.encoder)
         if teacher is not None:
@@ -100,19 +104,20 @@ class Align(Method):
             self._pairs(len(phase.encoder.order), len(teacher.order))
             if self.what in VECTORS and not self.transform.startswith("linear"):
                 self._check_widths(phase.encoder.width, teacher.width)
+            if self.what in INSIDE:
+                self._check_heads(phase.encoder, teacher)
+            if not same_tokens(teacher.tokenizer, phase.encoder.tokenizer):
+                raise UserError(
+                    "align compares token by token, but the teacher cuts texts into other tokens than the student; "
+                    "take a teacher with the student's tokenizer, or use distill"
+                )
         if phase.stream is not None or all(type(method).data is Method.data for method in phase.methods):
             self._check_tokens(phase.stream.kind if phase.stream else phase.task and phase.task.kind)
 
     def attach(self, phase: Any) -> None:
         """Ask the teacher for what is needed and listen to the student's layers; make maps where they are wanted."""
         teacher, student = phase.teacher(self.teacher), phase.encoder
-        if not same_tokens(teacher.tokenizer, student.tokenizer):
-            raise UserError(
-                "align compares token by token, but the teacher cuts texts into other tokens than the student; "
-                "take a teacher with the student's tokenizer, or use distill"
-            )
         roles = {"relations": tuple(self.of), "attention": ("attention",), "scores": ("attention",)}.get(self.what, ())
-        self._check_reach(teacher)
         pairs = self._pairs(len(student.order), len(teacher.order))
         if "attention" in roles and self.metric in ON_CHANCES and phase.stream is not None:
             self._check_windows(student, teacher, pairs, max(phase.stream.views[STUDENT].lengths))
@@ -193,14 +198,6 @@ class Align(Method):
         return [Side(moments(vectors) if self.what == "moments" else vectors)]
 
     def _compare(self, ours: Side, theirs: Side) -> Tensor:
-        one, other = ours.values.shape, theirs.values.shape
-        if ours.cells is None:
-            self._check_widths(one[-1], other[-1])
-        if one != other:
-            raise UserError(
-                f"align: the student attends with {one[1]} heads and the teacher with {other[1]}; compare "
-                "what='relations', which splits both alike"
-            )
         return distance(ours, theirs, self.metric, soften=self.what in ("attention", "relations"))
 
     @property
@@ -245,9 +242,9 @@ class Align(Method):
         if not counted or len(set(counted)) < len(counted):
             raise UserError(f"align: layers={self.layers} must name at least one pair of layers, and each pair once")
         if not all(lowest <= one <= mine and lowest <= o <= theirs for one, o in counted):
+            fit = f"does not fit a student of {mine} layers and a teacher of {theirs}" if mine < MANY else "cannot be"
             raise UserError(
-                f"align: layers={self.layers} does not fit a student of {mine} layers and a teacher of {theirs}; of "
-                f"{self.what} they are numbered from {lowest}, and -1 is the last"
+                f"align: layers={self.layers} {fit}; of {self.what} they are numbered from {lowest}, and -1 is the last"
             )
         return counted
 
@@ -257,6 +254,24 @@ class Align(Method):
                 f"align: the student's hidden states are {mine} wide and the teacher's {theirs}; write "
                 "transform='linear', or compare what='relations'"
             )
+
+    def _check_heads(self, student: Encoder, teacher: Encoder) -> None:
+        """As many heads, or widths that the parts of relations divide."""
+        mine, theirs = (getattr(one.backbone.config, "num_attention_heads", None) for one in (student, teacher))
+        if self.what != "relations" and mine != theirs:
+            raise UserError(
+                f"align: the student attends with {mine} heads and the teacher with {theirs}; compare "
+                "what='relations', which splits both alike"
+            )
+        heads = self.heads or theirs or 1
+        for model in (student, teacher) if self.what == "relations" else ():
+            for role in self.of:
+                found = part(model.backbone, layers(model.backbone)[0], role)
+                width = getattr(found.module, "out_features", 0) // found.blocks
+                if width % heads:
+                    raise UserError(
+                        f"align: relations in {heads} parts need widths that {heads} divides, and one is {width}"
+                    )
 
     def _check_windows(self, student: Encoder, teacher: Encoder, pairs: Pairs, longest: int) -> None:
         """Of what the student cannot look at it can never say how much the teacher does."""
@@ -309,10 +324,7 @@ def _window(model: Encoder, layer: int) -> int | None:
 
 def _relation(vectors: Tensor, batch: Batch, heads: int) -> Side:
     """MiniLM's relation, before its softmax: scaled products of all tokens in each of `heads` parts."""
-    width = vectors.shape[-1]
-    if width % heads:
-        raise UserError(f"align: relations in {heads} parts need widths that {heads} divides, and one is {width}")
-    return products(vectors, batch, heads, (width / heads) ** -0.5)
+    return products(vectors, batch, heads, (vectors.shape[-1] / heads) ** -0.5)
 
 
 def _map(mine: int, theirs: int, seed: int) -> nn.Linear:

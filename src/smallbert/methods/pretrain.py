@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any, ClassVar, Literal
 
-from smallbert.corpus import Mixing, fingerprint_of_text, lines_of, masked_stream, read_blocks
+from smallbert.corpus import Mixing, check_text, fingerprint_of_text, lines_of, masked_stream, read_blocks
 from smallbert.data import longest_input
 from smallbert.errors import UserError
 from smallbert.methods import Method
@@ -44,6 +44,18 @@ class Pretrain(Train, _Corpus):
             if (value := getattr(self, name)) is not None and value < (least := 8 if name == "length" else 1):
                 raise UserError(f"pretrain: {name} must be at least {least}, not {value}")
 
+    def fits(self, phase: Any, steps: int | None) -> None:
+        """There is text, and a model that reads it word by word."""
+        super().fits(phase, steps)
+        if self.text is not None:
+            check_text(self.text, self.name)
+        if not phase.encoder.second and self.mixed:
+            raise UserError("pretrain: mixed words need a second vocabulary; put add_vocabulary(4928) before pretrain")
+        if not phase.encoder.order and phase.encoder.backbone.config.reads != "token":
+            raise UserError(
+                "pretrain: an lstm that reads whole texts has nothing to guess words by; put pretrain before it"
+            )
+
     def data(self, phase: Any) -> Any:
         """Blocks of the text, masked anew at every step."""
         encoder, mixing = phase.encoder, self._mixing(phase)
@@ -57,8 +69,6 @@ class Pretrain(Train, _Corpus):
 
     def _mixing(self, phase: Any) -> Mixing | None:
         encoder = phase.encoder
-        if not encoder.second and self.mixed:
-            raise UserError("pretrain: mixed words need a second vocabulary; put add_vocabulary(4928) before pretrain")
         share = 0.5 if self.mixed is None else self.mixed
         rows = encoder.backbone.config.vocab_size
         return Mixing(second_cutter(encoder), rows, share, phase.seed) if encoder.second and share else None

@@ -30,12 +30,19 @@ class ShareProjections(Method):
     teacher: str = "latest"
     words: bool = False
 
+    def check(self) -> None:
+        """A weight."""
+        if self.weight <= 0:
+            raise UserError(f"share_projections: weight is above 0, not {self.weight}; leave it out to pull nothing")
+
     def reads(self, marks: Collection[str] = ()) -> str:
         """A teacher in a folder."""
         return folder_read(self.teacher, marks)
 
     def fits(self, phase: Any, steps: int | None) -> None:
         """There is a teacher, and both have layers."""
+        if len([method for method in phase.methods if method.name == self.name]) > 1:
+            raise UserError("share_projections stands in one phase twice; put them into phases of their own")
         for encoder in (phase.teachers.expect(self.teacher) or phase.encoder, phase.encoder):
             check_layers(encoder, self.name)
 

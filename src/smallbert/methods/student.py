@@ -102,6 +102,8 @@ class Student(Method):
             replace_backbone(encoder, new)
             encoder.mixture, encoder.connections, encoder.stride = new.mixture, new.connections, new.stride
             encoder.second = new.second
+            if encoder.device.type == "meta":  # an estimate, which nobody fills
+                encoder.tokenizer = load(self.model).tokenizer
             if plan["ready"]:
                 encoder.heads = new.heads
             return
