@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import torch
 from torch import nn
 
-from smallbert.answering import has_head_for, is_made_for, match_labels
+from smallbert.answering import is_made_for
 from smallbert.data import usable_length
 from smallbert.errors import UserError
 from smallbert.measuring.cost import weights_of
@@ -87,11 +87,8 @@ def files_read(recipe: Recipe) -> str | None:
 
 
 def marks_at_first(encoder: Encoder, task: Task | None) -> dict[str, Any]:
-    """A model that was made for the task can teach from the beginning, whatever the order of its classes."""
-    if task is None or not has_head_for(encoder, task):
-        return {}
-    ordered = match_labels(encoder, task)
-    return {LATEST: ordered} if is_made_for(ordered, task) else {}
+    """A model that was made for the task can teach from the beginning."""
+    return {LATEST: encoder} if task is not None and is_made_for(encoder, task) else {}
 
 
 def refusal(recipe: Recipe, encoder: Encoder, task: Task | None) -> UserError | None:

@@ -59,9 +59,12 @@ class Teachers(dict[str, Teacher]):
         if name in self.phase.marks:
             return self.phase.marks[name]
         if name == "latest":
+            heads = [entry["plan"]["labels"] for entry in self.phase.encoder.history if "labels" in entry["plan"]]
+            came, now = (", ".join(heads[place]) for place in (0, -1)) if heads else ("", "")
+            other = f" (the classes that the model came with, {came}, are not the task's, {now}, in that order)"
             raise UserError(
-                "this phase needs a trained teacher, and nothing was trained yet: start from a fine-tuned model, "
-                "put finetune before it, or write teacher='folder'"
+                f"this phase needs a trained teacher, and nothing was trained yet{other if came != now else ''}: start "
+                "from a fine-tuned model, put finetune before it, or write teacher='folder'"
             )
         find_model(name)
         return _shape_of(name, folder_read(name))
