@@ -35,14 +35,22 @@ from torch.nn import functional
 from smallbert.data import STUDENT
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.model.anatomy import layers, part
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.model.walk import Taps
 from smallbert.sources import folder_read
 from smallbert.training.alignment import MAPS, ON_CHANCES, Pairs, Side, attention_scores, distance, moments, products
+from smallbert.training.comparable import (
+    check_has_layers,
+    check_heads,
+    check_inside,
+    check_parts,
+    check_tokens,
+    check_widths,
+    check_windows,
+    heads_of,
+)
 from smallbert.training.schedule import Schedule
-from smallbert.training.teachers import same_tokens
 
 VECTORS = ("hidden", "first", "embeddings")  # compared feature by feature
 INSIDE = ("attention", "scores", "relations")  # what layers do, and not what comes out of them
@@ -101,16 +109,14 @@ class Align(Method):
         self._check_reach(phase.encoder)
         if teacher is not None:
             self._check_reach(teacher)
+            check_tokens(phase.encoder, teacher)
             self._pairs(len(phase.encoder.order), len(teacher.order))
             if self.what in VECTORS and not self.transform.startswith("linear"):
-                self._check_widths(phase.encoder.width, teacher.width)
-            if self.what in INSIDE:
-                self._check_heads(phase.encoder, teacher)
-            if not same_tokens(teacher.tokenizer, phase.encoder.tokenizer):
-                raise UserError(
-                    "align compares token by token, but the teacher cuts texts into other tokens than the student; "
-                    "take a teacher with the student's tokenizer, or use distill"
-                )
+                check_widths(phase.encoder, teacher)
+            if self.what in ("attention", "scores"):
+                check_heads(phase.encoder, teacher)
+            if self.what == "relations":
+                check_parts((phase.encoder, teacher), self.of, self.heads or heads_of(teacher) or 1)
         if phase.stream is not None or all(type(method).data is Method.data for method in phase.methods):
             self._check_tokens(phase.stream.kind if phase.stream else phase.task and phase.task.kind)
 
@@ -120,7 +126,7 @@ class Align(Method):
         roles = {"relations": tuple(self.of), "attention": ("attention",), "scores": ("attention",)}.get(self.what, ())
         pairs = self._pairs(len(student.order), len(teacher.order))
         if "attention" in roles and self.metric in ON_CHANCES and phase.stream is not None:
-            self._check_windows(student, teacher, pairs, max(phase.stream.views[STUDENT].lengths))
+            check_windows(student, teacher, pairs, max(phase.stream.views[STUDENT].lengths), self.metric)
         phase.taps.update(roles)
         wanted = {role: {theirs - 1 for _, theirs in pairs} for role in roles}
         states = {"first" if self._reads_first else "hidden": {theirs for _, theirs in pairs}}
@@ -248,42 +254,6 @@ class Align(Method):
             )
         return counted
 
-    def _check_widths(self, mine: int, theirs: int) -> None:
-        if mine != theirs:
-            raise UserError(
-                f"align: the student's hidden states are {mine} wide and the teacher's {theirs}; write "
-                "transform='linear', or compare what='relations'"
-            )
-
-    def _check_heads(self, student: Encoder, teacher: Encoder) -> None:
-        """As many heads, or widths that the parts of relations divide."""
-        mine, theirs = (getattr(one.backbone.config, "num_attention_heads", None) for one in (student, teacher))
-        if self.what != "relations" and mine != theirs:
-            raise UserError(
-                f"align: the student attends with {mine} heads and the teacher with {theirs}; compare "
-                "what='relations', which splits both alike"
-            )
-        heads = self.heads or theirs or 1
-        for model in (student, teacher) if self.what == "relations" else ():
-            for role in self.of:
-                found = part(model.backbone, layers(model.backbone)[0], role)
-                width = getattr(found.module, "out_features", 0) // found.blocks
-                if width % heads:
-                    raise UserError(
-                        f"align: relations in {heads} parts need widths that {heads} divides, and one is {width}"
-                    )
-
-    def _check_windows(self, student: Encoder, teacher: Encoder, pairs: Pairs, longest: int) -> None:
-        """Of what the student cannot look at it can never say how much the teacher does."""
-        for mine, its in pairs:
-            near, far = _window(student, mine) or longest, _window(teacher, its) or longest
-            if near < min(far, longest):
-                raise UserError(
-                    f"align: the teacher's layer {its} looks further than the {near - 1} tokens that the student's "
-                    f"layer {mine} sees, and {self.metric} of that has no end; pair layers that see alike, or write "
-                    "metric='mse'"
-                )
-
     def _check_tokens(self, kind: str | None) -> None:
         if self.tokens not in NEEDS or kind is None:
             return
@@ -294,18 +264,11 @@ class Align(Method):
         return UserError(f"align(tokens={self.tokens!r}) needs {NEEDS[self.tokens]}, and this one does not")
 
     def _check_reach(self, model: Encoder) -> None:
-        """Refuse a model without what is wanted, and layers that see other tokens than the batch has."""
-        if not model.order and (self.what not in STATES or isinstance(self.layers, str)):
-            raise UserError(
-                f"align: a model of type {model.family!r} has no layers to compare; write align('hidden', "
-                "layers={-1: -1}, transform='linear') to compare what comes out of both models"
-            )
-        if self.what not in INSIDE:
-            return
-        if model.stride is not None:
-            raise UserError(f"align: layers with a stride read joined tokens, so {self.what} differ; compare 'hidden'")
-        for role in self.of if self.what == "relations" else "qk":
-            part(model.backbone, layers(model.backbone)[0], role)
+        """Refuse a model without what is wanted."""
+        if self.what not in STATES or isinstance(self.layers, str):
+            check_has_layers(model)
+        if self.what in INSIDE:
+            check_inside(model, self.what, self.of if self.what == "relations" else "qk")
 
 
 NEEDS = {"masked": "a phase that masks words", "first_piece": "a task that labels words"}
@@ -314,12 +277,6 @@ NEEDS = {"masked": "a phase that masks words", "first_piece": "a task that label
 def _terms(name: str, pairs: Pairs) -> list[str]:
     """A name for the term of each pair of layers: "align layer 1 to 2", …"""
     return [f"{name} layer {mine} to {theirs}" for mine, theirs in pairs]
-
-
-def _window(model: Encoder, layer: int) -> int | None:
-    """A token sees others less than this far away in a layer; None: all."""
-    found = (getattr(one, "sliding_window", None) for one in layers(model.backbone)[model.order[layer - 1]].modules())
-    return next(filter(None, found), None)
 
 
 def _relation(vectors: Tensor, batch: Batch, heads: int) -> Side:
