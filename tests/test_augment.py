@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 from toys import accuracy, is_same_state, phase_of, run, small, toy_task
 
-from smallbert.augmenting import STOP, Guesser, may_change, put_together, taken_apart
+from smallbert.augmenting import STOP, Guesser, changes, copies_of, may_change, put_together, taken_apart
 from smallbert.batches import Layout, make_batch
 from smallbert.data import STUDENT, tokenise
 from smallbert.errors import UserError
@@ -271,6 +271,12 @@ def test_guesses_are_the_models_own():
     assert guesser.nearest(["film"])["film"] == [name for name in near if name.isalpha() and name != "film"][:15]
 
 
+def test_grams_are_one_to_five_words_in_a_row():
+    text, draw = " ".join(f"word{number}" for number in range(12)), np.random.default_rng(0)
+    found = [copies_of(text, [], changes({"grams": 1.0}, None), 1, draw)[0] for _ in range(300)]
+    assert {len(gram.split()) for gram in found} == {1, 2, 3, 4, 5} and all(gram in text for gram in found)
+
+
 def test_labels_are_kept_when_asked():
     task = toy_task("classify", 24)
     rows = rows_of(f"augment(copies=3, ways='delete', labels='kept') + {SHORT}", task)
@@ -304,7 +310,8 @@ def test_copies_are_made_once_and_found_again(tmp_path):
     assert [json.loads(line) for line in file.read_text().splitlines()][3][0][1] in first.texts
     rows_of(recipe.replace("copies=2", "copies=3"), task)
     rows_of(recipe, task, small(seed=9))  # another model finds other words
-    assert len(list((tmp_path / "made").iterdir())) == 3
+    other = rows_of(recipe.replace("copies=2", "copies=2, seed=1"), task)
+    assert len(list((tmp_path / "made").iterdir())) == 4 and other != first
     assert first == rows_of(recipe.replace(f", folder={str(tmp_path / 'made')!r}", ""), task)
 
 
