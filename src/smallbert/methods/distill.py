@@ -62,7 +62,7 @@ class Distill(Method):
         """There is a teacher, who answers in the student's terms and reads the same tokens for all who learn of it."""
         phase.name_of(self)
         teacher, kind = phase.teachers.expect(self.teacher), phase.task and phase.task.kind
-        if any(type(method).data is not Method.data for method in phase.methods):
+        if any(method.guesses for method in phase.methods):
             if teacher is not None:
                 check_word_head(teacher, "the teacher")
         else:

@@ -22,6 +22,7 @@ class Pretrain(Train, _Corpus):
     """Train the encoder to guess hidden words of a plain text file, of a folder of them, or of the task's texts."""
 
     stage: ClassVar[int] = 5
+    guesses: ClassVar[bool] = True
 
     epochs: float = 1.0
     lr: float = 1e-4
