@@ -52,7 +52,7 @@ class Pretrain(Train, _Corpus):
             check_text(self.text, self.name)
         if not phase.encoder.second and self.mixed:
             raise UserError("pretrain: mixed words need a second vocabulary; put add_vocabulary(4928) before pretrain")
-        if not phase.encoder.order and phase.encoder.backbone.config.reads != "token":
+        if not phase.encoder.order and getattr(phase.encoder.backbone.config, "reads", "token") != "token":
             raise UserError(
                 "pretrain: an lstm that reads whole texts has nothing to guess words by; put pretrain before it"
             )
