@@ -1,5 +1,7 @@
 """Alignment terms: against formulas in numpy, text by text, and whatever way texts are laid out."""
 
+import copy
+from dataclasses import replace
 from functools import cache
 from unittest.mock import patch
 
@@ -9,12 +11,14 @@ import torch
 from toys import batch_of, is_same_state, pairs, phase_of, run, small, toy_task
 
 from smallbert.errors import UserError
+from smallbert.methods.drop_layers import CHOICES
+from smallbert.methods.share_projections import _matrices
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import save_folder
 from smallbert.probing.attentions import watched
 from smallbert.recipe import Recipe
 from smallbert.tiny import SHAPES
-from smallbert.training.alignment import MAPS, attention_scores
+from smallbert.training.alignment import MAPS, attention_scores, distance
 from smallbert.training.loop import train
 
 TASK = toy_task("pair", 24)
@@ -226,6 +230,62 @@ def test_attention_is_what_the_layers_attend_with(family):
             torch.testing.assert_close(chances.transpose(1, 2)[real], wanted, atol=1e-5, rtol=1e-4)
 
 
+def seen_alone(encoder, layer, number):
+    """What one layer of a ModernBERT attends to in one text, by Hugging Face's own plain attention: (heads, t, t)."""
+    batch = batch_of(encoder, TASK, [number])
+    plain = copy.deepcopy(encoder.backbone)
+    plain.set_attn_implementation("eager")
+    with torch.no_grad():
+        return plain(batch.input_ids, output_attentions=True).attentions[layer - 1][0]
+
+
+@pytest.mark.parametrize("metric", ["kl", "ce", "mse", "l1", "cosine"])
+@pytest.mark.parametrize("pair", [(1, 1), (1, 2), (2, 1), (2, 2)], ids=str)
+def test_layers_that_look_less_far_are_compared_as_they_look(pair, metric, tmp_path):
+    """Layer 1 of these sees all, layer 2 what is near."""
+    shape = {"local_attention": 4, "global_attn_every_n_layers": 2}
+    student, teacher = (run("head", small("modernbert", seed=seed, **shape), TASK).encoder for seed in (0, 5))
+    save_folder(teacher, tmp_path / "teacher")
+    recipe = align(str(tmp_path / "teacher"), what="attention", metric=metric, layers=[list(pair)])
+    if pair == (2, 1) and metric in ("kl", "ce"):
+        with pytest.raises(UserError, match="teacher's layer 1 looks further than the 2 tokens"):
+            phase_of(recipe, student, TASK)
+        return
+    wanted = []
+    for number in range(5):
+        ours, theirs = (seen_alone(model, layer, number) for model, layer in zip((student, teacher), pair, strict=True))
+        looked_at = (ours > 0) | (theirs > 0)
+        squares, ways = (ours - theirs).square(), (ours - theirs).abs()
+        per_row = {
+            "kl": torch.special.xlogy(theirs, theirs / ours.clamp(min=1e-30)).sum(-1),
+            "ce": -torch.special.xlogy(theirs, ours.clamp(min=1e-30)).sum(-1),
+            "mse": squares.sum(-1) / looked_at.sum(-1),
+            "l1": ways.sum(-1) / looked_at.sum(-1),
+            "cosine": 1 - torch.cosine_similarity(ours, theirs, dim=-1),
+        }
+        wanted.append(float(per_row[metric].mean()))
+    for layout in LAYOUTS.values():
+        found = float(loss_of(recipe, student, **layout).detach())
+        assert found == pytest.approx(np.mean(wanted), rel=1e-3) and found > 0
+
+
+@pytest.mark.parametrize("sides", [("bert", "mpnet"), ("mpnet", "bert"), ("mpnet", "mpnet")], ids=str)
+@pytest.mark.parametrize("metric", ["mse", "l1", "cosine"])
+def test_scores_of_two_families_are_compared_without_their_rows_means(sides, metric):
+    """What a family shows as probabilities is known but for a constant of each row."""
+    found = []
+    for shift in (0.0, 7.0):
+        read = []
+        for place, family in enumerate(sides):
+            encoder = with_head(family, place)
+            batch = batch_of(with_head("bert"), TASK)
+            seen = encoder.look(batch, {"attention": {0}}, scores=False).taps["attention"][0]
+            side = attention_scores(seen, batch)
+            read.append(replace(side, values=side.values + (0.0 if side.centred else shift)))
+        found.append(distance(*read, metric).mean())
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
+
+
 # Which layers, when, and how much.
 
 
@@ -236,10 +296,52 @@ def test_maps_of_layers():
     assert MAPS["last"](6, 12)[:-1] == [(1, 7), (2, 8), (3, 9), (4, 10), (5, 11)]  # PKD-Last, and its last layer
     assert MAPS["first"](3, 12) == [(1, 1), (2, 2), (3, 3)]
     assert MAPS["uniform"](4, 2) == [(1, 1), (2, 1), (3, 2), (4, 2)]
+    assert [its for _, its in MAPS["uniform"](24, 12)] == [layer for layer in range(1, 13) for _ in range(2)]
+    assert [its for _, its in MAPS["uniform"](24, 6)] == [layer for layer in range(1, 7) for _ in range(4)]
     for text in ("align(layers={1: 2, -1: -1})", "align(layers=[[1, 2], [-1, -1]])"):
         ((method,),) = Recipe(text)
         assert method._pairs(3, 7) == [(1, 2), (3, 7)]
         assert str(Recipe(str(method))) == str(method)
+
+
+@pytest.mark.parametrize(
+    ("keep", "total", "kept"),
+    [
+        (8, 12, [2, 3, 4, 6, 8, 9, 10, 12]),
+        (6, 12, [2, 4, 6, 8, 10, 12]),
+        (4, 12, [3, 6, 9, 12]),
+        (3, 12, [4, 8, 12]),
+        (4, 6, [2, 3, 4, 6]),
+        (3, 6, [2, 4, 6]),
+        (2, 6, [3, 6]),
+    ],
+)
+def test_a_copied_layer_learns_from_the_one_it_was_copied_from(keep, total, kept):
+    assert [place + 1 for place in CHOICES["even"](keep, total)] == kept
+    assert [its for _, its in MAPS["uniform"](keep, total)] == kept
+    teacher = small(layers=total)
+    student = run(f"student({keep})", teacher).encoder
+    pulled = [torch.equal(theirs, ours) for _, theirs, ours in _matrices(teacher, student)]
+    assert all(pulled) and len(pulled) == 6 * keep
+
+
+@pytest.mark.parametrize(
+    ("recipe", "phrase"),
+    [
+        ("align('attention', layers={0: 0})", "cannot be; of attention they are numbered from 1, and -1 is the last"),
+        ("align('embeddings', layers={1: 1})", "leave out"),
+        ("share_projections(0.0)", "weight is above 0"),
+        ("share_projections(-1)", "weight is above 0"),
+        ("mark('latest')", "any text but '' and 'latest'"),
+        ("mark('')", "any text but ''"),
+        ("distill(alpha=0)", "alpha is above 0"),
+        ("distill(schedule='fade_in', share=0)", "share above 0"),
+    ],
+)
+def test_settings_that_cannot_be_meant(recipe, phrase):
+    with pytest.raises(UserError, match=phrase) as refusal:
+        Recipe(recipe)
+    assert "1000000" not in str(refusal.value)
 
 
 def weights_at(phase, progress):
@@ -260,6 +362,20 @@ def test_schedules(pair):
     for schedule, wanted in {"fade_in": (0, 1, 2, 2), "fade_out": (2, 1, 0, 0), "constant": (2, 2, 2, 2)}.items():
         phase = phase_of(align(folder, schedule=schedule, share=0.5, weight=2.0), student, TASK)
         assert [weights_at(phase, x)["align"] for x in (0, 0.25, 0.5, 1)] == list(wanted)
+
+
+def test_a_teachers_scores_come_and_go(pair):
+    student, (_, folder) = pair[0], pair[1]["like"]
+    for schedule, alphas in {"constant": (0.8, 0.8, 0.8), "fade_in": (0, 0.4, 0.8), "fade_out": (0.8, 0.4, 0)}.items():
+        text = f"distill(teacher={folder!r}, alpha=0.8, schedule={schedule!r}, share=0.5) + {WHOLE}"
+        phase = phase_of(text, student, TASK)
+        for progress, alpha in zip((0.0, 0.25, 0.5), alphas, strict=True):
+            assert weights_at(phase, progress) == pytest.approx({"task": 1 - alpha, "distill": alpha})
+    assert str(Recipe("distill('a', 0.5, 1.0, 'ce', 9)")) == str(
+        Recipe("distill('a', 0.5, 1.0, 'ce', 9, 'constant', 1.0)")
+    )
+    with pytest.raises(UserError, match="come and go together"):
+        phase_of(f"distill(teacher={folder!r}) + distill(alpha=0.2, schedule='fade_out') + {WHOLE}", student, TASK)
 
 
 def test_staircases_learn_one_layer_after_the_other(pair):

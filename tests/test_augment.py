@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 from toys import accuracy, is_same_state, phase_of, run, small, toy_task
 
-from smallbert.augmenting import STOP, Guesser, may_change, put_together, taken_apart
+from smallbert.augmenting import STOP, Guesser, changes, copies_of, may_change, put_together, taken_apart
 from smallbert.batches import Layout, make_batch
 from smallbert.data import STUDENT, tokenise
 from smallbert.errors import UserError
@@ -271,6 +271,12 @@ def test_guesses_are_the_models_own():
     assert guesser.nearest(["film"])["film"] == [name for name in near if name.isalpha() and name != "film"][:15]
 
 
+def test_grams_are_one_to_five_words_in_a_row():
+    text, draw = " ".join(f"word{number}" for number in range(12)), np.random.default_rng(0)
+    found = [copies_of(text, [], changes({"grams": 1.0}, None), 1, draw)[0] for _ in range(300)]
+    assert {len(gram.split()) for gram in found} == {1, 2, 3, 4, 5} and all(gram in text for gram in found)
+
+
 def test_labels_are_kept_when_asked():
     task = toy_task("classify", 24)
     rows = rows_of(f"augment(copies=3, ways='delete', labels='kept') + {SHORT}", task)
@@ -306,6 +312,22 @@ def test_copies_are_made_once_and_found_again(tmp_path):
     rows_of(recipe, task, small(seed=9))  # another model finds other words
     assert len(list((tmp_path / "made").iterdir())) == 3
     assert first == rows_of(recipe.replace(f", folder={str(tmp_path / 'made')!r}", ""), task)
+
+
+def test_other_copies_of_the_same_finder_are_other_files(tmp_path):
+    """A model that is marked is the same one whatever is done with it."""
+    task, found = toy_task("classify", 24), []
+    for copies, seed, ways in (
+        (2, 0, "nearest"),
+        (3, 0, "nearest"),
+        (2, 1, "nearest"),
+        (2, 0, "mask"),
+        (2, 0, "nearest"),
+    ):
+        made = f"copies={copies}, seed={seed}, ways={ways!r}, labels='kept', folder={str(tmp_path)!r}"
+        found.append(rows_of(f"mark('finder') | augment(model='finder', {made}) + {SHORT}", task).texts)
+    assert len(list(tmp_path.iterdir())) == 4 and found[0] == found[-1]
+    assert all(found[0] != other for other in found[1:-1])
 
 
 def test_a_file_grows_on_after_a_kill(tmp_path):

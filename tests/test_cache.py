@@ -412,8 +412,9 @@ def test_no_disk_is_filled(teachers, tmp_path):
         assert said in note and "looked at every step" in note
         notes_of(f"{distill} + {train(tmp_path / 'cache')}")  # asked for, and there is room
     with patch("shutil.disk_usage", return_value=USAGE(10**9, 10**9, 1)):
-        with pytest.raises(UserError, match="GB free"):
+        with pytest.raises(UserError, match="GB free; write another cache='folder', or cache='none'") as refusal:
             notes_of(f"{distill} + {train(tmp_path / 'other')}")
+        assert "dtype" not in str(refusal.value)  # which nobody who distils can set
 
 
 def test_progress_and_time_left(teachers):

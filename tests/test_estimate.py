@@ -25,6 +25,7 @@ from smallbert.tasks.derived import cut_at
 
 TASK = toy_task("pair", 16)
 SHORT = "train(epochs=1, batch=8, lr=0.001)"
+NARROW = "student(2, width=8, heads=2, start='slice')"
 LATE = f"{SHORT} | drop_layers(9)"
 
 
@@ -100,6 +101,20 @@ def uneven():
         ("head", f"{SHORT} | student(2, width=8, start='slice') | align + {SHORT}", "8 wide and the teacher's 16"),
         ("head", f"{SHORT} | lstm(6, inner=5) | align('attention') + {SHORT}", "'bilstm' has no layers to compare"),
         ("head", f"{SHORT} | lstm(6, inner=5) | share_projections + {SHORT}", "'bilstm' has none"),
+        ("head", f"{SHORT} | stride(2) | align('attention') + {SHORT}", "with a stride"),
+        ("head", f"{SHORT} | {NARROW} | align('attention') + {SHORT}", "2 heads and the teacher with 4"),
+        ("head", f"{SHORT} | {NARROW} | align('relations', heads=3) + {SHORT}", "that 3 divides, and one is 8"),
+        ("head", f"{SHORT} | small_vocabulary(40) | align + {SHORT}", "cuts texts into other tokens"),
+        ("head", f"{SHORT} | distill + distill + {SHORT}", "distill stands in one phase twice with the same settings"),
+        ("head", f"{SHORT} | align + align + {SHORT}", "align stands in one phase twice"),
+        ("head", f"{SHORT} | share_projections + share_projections(2.0) + {SHORT}", "stands in one phase twice"),
+        # Texts and who finds words.
+        ("head", f"{SHORT} | pretrain(mixed=0.5)", "need a second vocabulary"),
+        ("head", f"{SHORT} | pretrain + distill", "the teacher has no masked-LM head"),
+        ("head", f"{SHORT} | pretrain + unlabelled + distill", "both bring data"),
+        ("head", f"{SHORT} | lstm(6, inner=5) | pretrain", "put pretrain before it"),
+        ("head", f"{SHORT} | augment(ways='nearest', model='nowhere/at-all') + distill + {SHORT}", "nowhere/at-all"),
+        ("head", f"{SHORT} | augment + distill + {SHORT}", "to find words for augment has no masked-LM head"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_trained(start, recipe, phrase, trained):
@@ -108,6 +123,55 @@ def test_what_does_not_fit_is_refused_before_anything_is_trained(start, recipe, 
     with pytest.raises(UserError, match=phrase):
         run(recipe, encoder, TASK)
     assert trained == [] and snapshot(encoder) == before
+
+
+@pytest.mark.parametrize("words", ["", "\n  \n\n"])
+def test_a_text_without_words_is_refused_before_anything_is_trained(words, trained, tmp_path):
+    file = tmp_path / "empty.txt"
+    file.write_text(words)
+    for recipe in (
+        f"pretrain({str(file)!r})",
+        f"small_vocabulary(40, text={str(file)!r})",
+        f"unlabelled({str(file)!r}) + distill + {SHORT}",
+        f"unlabelled({str(file)!r}, own='left out') + distill + {SHORT}",
+    ):
+        with pytest.raises(UserError, match=r"there is no text in .*empty\.txt"):
+            run(f"{SHORT} | {recipe}", small(), TASK)
+    assert trained == []
+
+
+def test_a_teacher_of_spans_reads_what_its_student_reads(trained):
+    task = toy_task("answer", 16)
+    for recipe in ("student(1) | small_vocabulary(60) | distill", "distill(length=16)"):
+        with pytest.raises(UserError, match="not spans"):
+            run(f"{SHORT} | {recipe} + {SHORT}", small(), task)
+    assert trained == []
+
+
+def test_a_folder_that_cannot_teach_says_so_before_anything_is_trained(trained, tmp_path):
+    others = {"bare": small(), "two": run("head", small(), toy_task("classify")).encoder, "number": None}
+    others["number"] = run("head", small(), toy_task("regress")).encoder
+    others["deep"] = run("head", small(layers=3, hidden_size=24), TASK).encoder
+    for name, encoder in others.items():
+        save_folder(encoder, tmp_path / name)
+    for recipe, phrase in {
+        "distill(teacher={bare!r})": "has no head for a task; take one that was trained on this task",
+        "distill(teacher={two!r})": "head is for classify with 2 classes, the student's for classify with 3 classes",
+        "distill(teacher={number!r})": "head is for regress, the student's for classify with 3 classes",
+        "align(teacher={deep!r})": "are 16 wide and the teacher's 24",
+        "align('moments', layers={{1: 4}}, teacher={deep!r})": "a teacher of 3",
+    }.items():
+        text = recipe.format(**{name: str(tmp_path / name) for name in others})
+        with pytest.raises(UserError, match=phrase):
+            run(f"{SHORT} | {text} + {SHORT}", small(), TASK)
+    assert trained == []
+
+
+def test_another_checkpoint_may_learn_from_one_with_its_own_tokenizer(tmp_path):
+    other = run("head", small("roberta"), TASK).encoder
+    save_folder(other, tmp_path / "other")
+    folder = str(tmp_path / "other")
+    run(f"{SHORT} | student(model={folder!r}) | align(teacher={folder!r}) + {SHORT}", small(), TASK, judge=False)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +192,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_trained(start, recipe, 
         # Marks, teachers and steps as they will be.
         (made, f"mark('here') + {SHORT} | distill('here') + rpp(steps=1) + {SHORT} | rewind('here')"),
         (made, f"{SHORT} | add_vocabulary(60) | pretrain(mixed=0.5, steps=1) | small_vocabulary | {SHORT}"),
+        (made, f"{SHORT} | small_vocabulary(40) | mark('a') | align(teacher='a') + {SHORT}"),
+        (made, f"mark('a') | {SHORT} | add_vocabulary(50) | align(teacher='a') + {SHORT} | small_vocabulary(60)"),
+        (made, f"{SHORT} | small_vocabulary(60) | small_vocabulary(40) | {SHORT}"),
+        (made, f"pretrain(keep_head=True, steps=1) | {SHORT} | augment(copies=1) + distill + {SHORT}"),
+        (made, f"{SHORT} | {NARROW} | align('relations', heads=2) + {SHORT}"),
         (made, f"{SHORT} | lstm(6, inner=5) | align(layers={{-1: -1}}, transform='linear') + distill + {SHORT}"),
         (made, f"{SHORT} | augment(copies=4, ways='nearest') + distill + smooth_movement(window=6) + {SHORT}"),
     ],
@@ -152,6 +221,18 @@ def test_a_teacher_is_there_once_the_task_was_trained():
     assert refusal(Recipe(f"{SHORT} | {taught}"), small(), TASK) is None
     assert refusal(Recipe(taught), made(), TASK) is None
     assert estimate(small(), taught)["fits"]  # which knows of no task
+
+
+@pytest.mark.parametrize(("more", "layers"), [("", 2), (" | mark('middle')", 1)])
+def test_no_student_teaches_itself_unasked(more, layers, tmp_path):
+    """The fine-tuned model teaches all that comes behind it, also where a run goes on."""
+    name = "latest" if not more else "middle"
+    last = f"distill(teacher={name!r}) + {SHORT}"
+    recipe = f"{SHORT} | drop_layers(1) | align('hidden') + {SHORT}{more} | mark('begin') + {last}"
+    for _ in range(2):
+        found = run(recipe, small(), TASK, judge=False, work=tmp_path).notes
+        assert f"taught by {name!r}: {layers} layers 16 wide" in " ".join(found)
+        shutil.rmtree(tmp_path / ("phase-5" if more else "phase-4"), ignore_errors=True)
 
 
 def test_marks_of_a_phase_that_is_taken_over_are_known_by_name(tmp_path, trained):

@@ -1,16 +1,26 @@
 """One model: made, measured and put into place together, whatever happens on the way."""
 
+import hashlib
+import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from toys import run
 
 from smallbert import make
 from smallbert.errors import UserError
-from smallbert.measuring.card import MACHINERY_CHECK
+from smallbert.estimate import files_read
+from smallbert.measuring.card import MACHINERY_CHECK, card_key
 from smallbert.measuring.shelf import load_card
-from smallbert.tiny import make_task
+from smallbert.model.encoder import fingerprint, load
+from smallbert.model.folders import save_folder
+from smallbert.recipe import Recipe
+from smallbert.tiny import make_encoder, make_task
 
 RECIPE = "finetune(epochs=0.2, batch=8)"
+SHORT = "train(epochs=0.2, batch=8)"
 
 
 def one(out, **settings):
@@ -128,3 +138,54 @@ def test_what_was_measured_of_a_model_is_not_said_of_those_made_from_it(tmp_path
     cards = compare(read_entries(None, f"{first}; {first} | delete_information(0.5)"), start, task, tmp_path, **setting)
     notes = [note for note in cards[-1]["trained"]["notes"] if "zeros make dense products no faster" in note]
     assert len(notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        (f"student(2) | distill(teacher='read') + {SHORT}", "distill"),
+        (f"student(2) | align('hidden', teacher='read') + {SHORT}", "align"),
+        (f"student(2) | share_projections(teacher='read') + distill(teacher='read') + {SHORT}", "share_projections"),
+        (f"{RECIPE} | augment(1, 'nearest', model='read', labels='kept') + {SHORT}", "augment"),
+        (f"student(model='read') | {RECIPE}", "student"),
+        (f"pretrain('read', steps=1, batch=8) | {RECIPE}", "pretrain"),
+        (f"repeat(2, pretrain('read', steps=1, batch=8)) | {RECIPE}", "pretrain"),
+    ],
+)
+def test_a_changed_file_is_other_work(recipe, name, tmp_path, monkeypatch):
+    """What stood in a folder of that name before is not taken over, neither whole nor in parts."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(seed):
+        if name == "pretrain":
+            Path("read").write_text(f"the film was great {'very ' * seed} good\n" * 9)
+        else:
+            shutil.rmtree("read", ignore_errors=True)
+            save_folder(run(RECIPE, make_encoder("bert", seed), make_task(), seed).encoder, "read")
+
+    make_it = lambda: make.make_one(  # noqa: E731
+        recipe, make.tiny_start("bert"), make_task(), 0, "out", kind=MACHINERY_CHECK, seconds=None
+    )
+    write(1)
+    old = make_it()
+    assert old["status"] == "ok" and f"{name} of " in old["reads"]
+    with monkeypatch.context() as patched:
+        patched.setattr("smallbert.run.train", None)
+        assert make_it() == old
+    write(2)
+    new = make_it()
+    assert card_key(**new) != card_key(**old) and new["recipe"] == old["recipe"] and new["reads"] != old["reads"]
+    assert fingerprint(load(f"out/models/{card_key(**new)}")) != fingerprint(load(f"out/models/{card_key(**old)}"))
+
+
+def test_a_mark_is_no_folder_and_what_reads_no_file_keeps_its_key(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("teacher", "latest"):
+        save_folder(make_encoder("bert"), name)
+    recipe, start, task = Recipe("finetune | mark('teacher') | distill(teacher='teacher') + distill"), None, make_task()
+    assert files_read(recipe) is None and files_read(Recipe("distill(teacher='teacher')")) is not None
+    start = make.tiny_start("bert")
+    facts = {"model_fingerprint": start.fingerprint, "task": task.name, "task_fingerprint": task.fingerprint}
+    work = [start.fingerprint, recipe.key(), task.name, task.fingerprint, 3]
+    assert make.work_key(recipe, start, task, 3).endswith(hashlib.sha256(json.dumps(work).encode()).hexdigest()[:10])
+    assert make.work_key(recipe, start, task, 3) == card_key(**facts, recipe=recipe.key(), seed=3)

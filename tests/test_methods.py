@@ -418,7 +418,7 @@ def test_a_teacher_must_answer_in_the_same_terms(encoder, tmp_path):
     with pytest.raises(UserError, match="nothing was trained yet"):
         run(f"distill + {WHOLE}", small(), TASK)
     save_folder(encoder, tmp_path / "two")
-    with pytest.raises(UserError, match="does not fit"):
+    with pytest.raises(UserError, match="for classify with 2 classes, the student's for classify with 3 classes"):
         run(f"distill(teacher={str(tmp_path / 'two')!r}) + {WHOLE}", small(), toy_task("pair", 24))
     swapped = encoder.copy()
     swapped.history[0]["plan"]["labels"] = swapped.head.labels = ["good", "bad"]

@@ -215,6 +215,19 @@ def test_a_stride_joins_tokens_and_tells_them_apart_again(family):
     assert all(hidden.shape == states.hidden[0].shape for hidden in states.hidden)
 
 
+def test_a_group_cut_short_by_padding_weighs_as_much_as_a_whole_one():
+    """At first a group is the mean of its tokens; padding is none of them."""
+    encoder = run("stride(4)", small(), TASK).encoder
+    batch = batch_of(encoder, TASK, range(8))
+    hidden = torch.randn(*batch.input_ids.shape, encoder.width, generator=torch.Generator().manual_seed(0))
+    joined, short, _ = encoder.stride(hidden, batch)
+    for row, length in enumerate(batch.attention_mask.sum(-1).tolist()):
+        groups = hidden[row, :length].split(4)
+        torch.testing.assert_close(joined[row, : len(groups)], torch.stack([group.mean(0) for group in groups]))
+        assert int(short.attention_mask[row].sum()) == len(groups)
+    assert {length % 4 for length in batch.attention_mask.sum(-1).tolist()} - {0}
+
+
 @pytest.mark.parametrize("kind", ["tag", "answer"])
 def test_a_strided_model_learns_tokens_and_spans(kind):
     task = toy_task(kind, 64)

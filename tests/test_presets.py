@@ -10,7 +10,7 @@ from toys import pairs, run, scores_of, small, toy_task
 from smallbert.errors import UserError
 from smallbert.model.encoder import HEAD
 from smallbert.model.folders import load_folder, save_folder
-from smallbert.presets import distillation, students
+from smallbert.presets import PRESETS, distillation, students
 from smallbert.recipe import Recipe
 from smallbert.tiny import SHAPES
 
@@ -50,6 +50,30 @@ def shrunk(recipe):
 
 def test_the_presets_are_those_that_were_asked_for():
     assert sorted(NAMES) == sorted(ISSUED)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("distilbert", "distill(alpha=0.714, temperature=2.0)"),  # 5, 2 and 1 of 8, but for the labels' share
+        ("distilbert", "align('hidden', layers={-1: -1}, metric='cosine', weight=0.143)"),
+        ("pkd6", "align('first', layers='skip', transform='l2', weight=100)"),
+        ("pkd3", "align('first', layers='skip', transform='l2', weight=100)"),
+        ("pkd6", "distill(alpha=0.5, temperature=10.0)"),
+        (
+            "mobilebert",
+            "align('hidden', transform='linear_each', schedule='progressive', weight=100, teacher='teacher', task=0)",
+        ),
+        ("mobilebert", "align('relations', of='qk', heads=4, metric='kl', schedule='progressive', teacher='teacher')"),
+        ("tinybert4", "align('hidden', layers='whole', transform='linear', weight=5, teacher='teacher', task=0)"),
+        ("minilmv2", "align('relations', heads=48, layers={-1: -1}, metric='kl', teacher='teacher', task=0)"),
+        ("textbrewer", "distill(alpha=1.0, temperature=8.0)"),
+        ("bilstm", "distill(alpha=1.0, metric='mse')"),
+    ],
+)
+def test_the_numbers_of_a_preset_are_the_papers(name, settings):
+    ((wanted,),) = Recipe(settings)
+    assert wanted in [method for phase in Recipe(PRESETS[name].recipe) for method in phase]
 
 
 # Every preset in one family is among the quick ones; the others run with -m slow.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from unittest.mock import patch
 import pytest
 from toys import is_same_state, run, small, toy_task
 
-from smallbert.model.folders import load_folder
+from smallbert.model.folders import load_folder, save_folder
 from smallbert.training import loop
 from smallbert.training.loop import take_step
 
@@ -195,6 +196,25 @@ def test_other_work_is_not_gone_on_with(change, finished, tmp_path):
     other, clean = go(change, work=tmp_path), go(change)
     assert not any("went on" in note for note in other.notes)
     assert is_same_state(other.encoder, clean.encoder) and other.encoder.history == clean.encoder.history
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_another_teacher_in_the_same_folder_is_other_work(finished, tmp_path):
+    def go(seed, **options):
+        shutil.rmtree(tmp_path / "teacher", ignore_errors=True)
+        save_folder(run("head", small(seed=seed), TASK, seed).encoder, tmp_path / "teacher")
+        teacher = str(tmp_path / "teacher")
+        return run(f"{SHORT} | distill(teacher={teacher!r}, alpha=1.0) + {LONG}", small(), TASK, **options)
+
+    if finished:
+        go(1, work=tmp_path / "work")
+    else:
+        with killed_at(3):
+            go(1, work=tmp_path / "work", pause=0.0)
+    with counted() as taken:
+        other = go(2, work=tmp_path / "work")
+    assert [total for _, total in taken] == [12] * 12  # what no teacher was in is taken over
+    assert is_same_state(other.encoder, go(2).encoder)
 
 
 def cut(file: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from smallbert.data import STUDENT, Stream, Tokens
 from smallbert.errors import UserError
 from smallbert.model.heads import IGNORE, UNKNOWN
+from smallbert.wheels import sha256_of
 
 CHUNK = 1000  # lines tokenised at once
 READ, SWAPPED = 0.8, 0.1  # of the chosen tokens, how many are hidden, and how many become another word
@@ -45,6 +46,12 @@ def text_lines(files: list[Path], say: Callable[[int, int], None] | None = None)
         say(total, total)
 
 
+def check_text(text: str, who: str) -> None:
+    """Refuse a file or folder in which there is nothing to read."""
+    if not any(line.strip() for line in text_lines(text_files(text, who))):
+        raise UserError(f"{who}: there is no text in {text}")
+
+
 def lines_of(text: str | None, task: Any, who: str, say: Callable[[int, int], None] | None = None) -> Iterator[str]:
     """Every line of the text that a setting names, or of a task's training texts; an empty line ends a document."""
     if text is None and task is None:
@@ -67,8 +74,7 @@ def fingerprint_of_text(text: str, who: str) -> str:
     """A short hash of all the text there is, so that a record says what was read."""
     digest = hashlib.sha256()
     for file in text_files(text, who):
-        with file.open("rb") as opened:
-            digest.update(hashlib.file_digest(opened, "sha256").digest())
+        digest.update(bytes.fromhex(sha256_of(file)))
     return digest.hexdigest()[:16]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import torch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from smallbert.tasks import Task
 
 Marks = dict[str, Encoder | None]
-LATEST = "latest"  # the mark of the encoder that was trained last
+LATEST = "latest"  # the mark of the encoder that teaches unless another is named, see `becomes_teacher`
 WHOLE = 0.99  # of a matrix with so many numbers other than zero nothing is saved without its zeros
 
 
@@ -57,6 +57,33 @@ def phases_of(recipe: Recipe, encoder: Encoder, task: Task | None) -> list[tuple
     if task is not None and not named and not is_made_for(encoder, task):
         phases.insert(0, (METHODS["head"](),))
     return phases
+
+
+def reads_of(phases: Iterable[Iterable[Method]]) -> list[list[str]]:
+    """For each method of each phase a fingerprint of the files it reads; a name that was marked before is none."""
+    found, marks = [], {LATEST}
+    for phase in map(tuple, phases):
+        found.append([method.reads(marks) for method in phase])
+        marks |= {method.label for method in phase if method.name == "mark"}  # type: ignore[attr-defined]
+    return found
+
+
+def files_read(recipe: Recipe) -> str | None:
+    """What files a recipe reads, as its card says it, such as "distill of 12ab…, pretrain of 34cd…"; None: it does not.
+
+    A recipe that cannot run reads nothing; its run will say why.
+    """
+    try:
+        phases = [tuple(phase) for phase in recipe.phases()]
+        found = [
+            f"{method.name}{read}"
+            for phase, reads in zip(phases, reads_of(phases), strict=True)
+            for method, read in zip(phase, reads, strict=True)
+            if read
+        ]
+    except UserError:
+        return None
+    return ", ".join(found) or None
 
 
 def marks_at_first(encoder: Encoder, task: Task | None) -> dict[str, Any]:
@@ -119,15 +146,23 @@ def _go_through(empty: Encoder, methods: tuple[Method, ...], task: Task | None, 
     if trains and not any(method.is_train_setting for method in methods):
         methods = (*methods, METHODS["train"]())
     phase = Phase(empty, methods, task, 0, cast(dict[str, Encoder], marks))
+    check_data(methods)
     for method in phase.methods:
         method.fits(phase, _steps(phase) if trains else 0)
     for method in phase.methods:
         if method.prunes and method.trains:
             hold_zeros(empty, maskable(empty, method.what))  # type: ignore[attr-defined]
-    if trains and is_of_task(methods):
+    if trains and becomes_teacher(methods, marks):
         marks[LATEST] = empty.copy()
     for method in phase.methods:
         method.take_over(phase)
+
+
+def check_data(methods: tuple[Method, ...]) -> None:
+    """Refuse two methods that bring what a phase reads; several may add rows to the task's own."""
+    streams = sum(type(method).data is not Method.data for method in methods)
+    if streams > 1 or (streams and any(type(method).rows is not Method.rows for method in methods)):
+        raise UserError("two methods of one phase both bring data; put them into phases of their own")
 
 
 def _steps(phase: Phase) -> int | None:
@@ -143,6 +178,16 @@ def _steps(phase: Phase) -> int | None:
 def is_of_task(methods: tuple[Method, ...]) -> bool:
     """Whether a phase reads the task's own rows, so that what it trained can be judged by them, and teach."""
     return all(type(method).data is Method.data for method in methods)
+
+
+def becomes_teacher(methods: tuple[Method, ...], marks: Collection[str]) -> bool:
+    """Whether what a phase trained is the teacher of later ones: if it read the task, and had no teacher itself.
+
+    A student that were to teach what comes behind it would often teach itself; a recipe that wants that marks it. Where
+    there is no other model, the first that was taught has to do.
+    """
+    taught = any(hasattr(method, "teacher") for method in methods)
+    return is_of_task(methods) and (not taught or LATEST not in marks)
 
 
 def without_weights(encoder: Encoder) -> Encoder:

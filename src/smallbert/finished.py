@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from smallbert.run import Outcome
 
 PHASE = "phase.json"  # in the folder of a finished phase
+MAY_BE_GONE = "(?: of [0-9a-f]{16}(?: [0-9a-f]{16})?)?"  # what a method has read, behind its settings
 REMEMBERED = 4  # beginnings that runs of one process hold in memory
 
 
@@ -41,7 +43,12 @@ def read_record(kept: Path, key: str) -> dict[str, Any] | None:
         saved = json.loads((kept / PHASE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return saved if saved["key"] == key else None
+    return saved if _is_same(saved["key"], key) else None
+
+
+def _is_same(saved: str, key: str) -> bool:
+    """Whether two keys are of the same work; a folder that it read and that is gone cannot have changed."""
+    return saved == key or re.fullmatch(re.escape(key).replace(r"\)", rf"\){MAY_BE_GONE}"), saved) is not None
 
 
 def keep_finished(kept: Path, key: str, outcome: Outcome, notes: list[str]) -> None:

@@ -14,7 +14,7 @@ import torch
 from smallbert.answering import match_labels, with_plain_head
 from smallbert.data import Stream, usable_length
 from smallbert.errors import RunError, UserError
-from smallbert.estimate import refusal
+from smallbert.estimate import files_read, refusal
 from smallbert.files import is_full_disk, move_folder, write_json, write_text
 from smallbert.measuring.card import RESULT, Card, card_key, make_card
 from smallbert.measuring.evaluate import evaluate
@@ -141,7 +141,7 @@ def make_one(
     if seed < 0:
         raise UserError(f"a seed is 0 or more, not {seed}")
     task = at_length(start, task, length)
-    facts = _facts(start, recipe.key(), task, seed, split) | {"preset": preset, "kind": kind, "command": command}
+    facts = _facts(start, recipe, task, seed, split) | {"preset": preset, "kind": kind, "command": command}
     key = card_key(**facts)
     place = find_place(out, key, alone)
     known = from_main(lambda: _known_card(place, key, alone))
@@ -179,13 +179,13 @@ def give_up(
     recipe: Recipe, start: Start, task: Task, seed: int, out: Path | str, why: str, split: str = "dev", **facts: Any
 ) -> None:
     """Write the card of a run that cannot be made, such as one whose process was killed."""
-    card = make_card(**_facts(start, recipe.key(), task, seed, split), **facts, status="failed", why=why, missing={})
+    card = make_card(**_facts(start, recipe, task, seed, split), **facts, status="failed", why=why, missing={})
     write_json(find_place(out, card_key(**card)).card, card)
 
 
 def work_key(recipe: Recipe, start: Start, task: Task, seed: int, kind: str = RESULT, split: str = "dev") -> str:
     """The name of one piece of work, as on its card."""
-    return card_key(**_facts(start, recipe.key(), task, seed, split), kind=kind)
+    return card_key(**_facts(start, recipe, task, seed, split), kind=kind)
 
 
 def make_eval_card(
@@ -203,7 +203,9 @@ def make_eval_card(
     steps = " | ".join(entry["step"] for entry in encoder.history)
     facts = _facts(start, steps or "identity", task, 0, split)
     if own is not None:
-        facts |= {field: own[field] for field in ("model", "model_fingerprint", "recipe", "preset", "seed", "kind")}
+        facts |= {
+            field: own[field] for field in ("model", "model_fingerprint", "recipe", "reads", "preset", "seed", "kind")
+        }
     trained = own["trained"] if own else {"steps": None, "epochs": None, "packed": None, "notes": notes}
     return make_card(**facts, **found, trained=trained, seconds=own["seconds"] if own else None, command=command)
 
@@ -259,7 +261,7 @@ def _finish(
     shutil.rmtree(place.work, ignore_errors=True)
 
 
-def _facts(start: Start, recipe: str, task: Task, seed: int, split: str = "dev") -> dict[str, Any]:
+def _facts(start: Start, recipe: Recipe | str, task: Task, seed: int, split: str = "dev") -> dict[str, Any]:
     """What a card says before anything is run."""
     examples = task.fingerprint
     if split != "dev":  # scored on other examples, so another card, and not comparable
@@ -269,7 +271,8 @@ def _facts(start: Start, recipe: str, task: Task, seed: int, split: str = "dev")
     return {
         "model": start.name,
         "model_fingerprint": start.fingerprint,
-        "recipe": recipe,
+        "recipe": str(recipe),
+        "reads": files_read(recipe) if isinstance(recipe, Recipe) else None,
         "task": task.name,
         "task_note": task.note or None,
         "task_fingerprint": examples,

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from smallbert.data import STUDENT, Stream, longest_input, tokenise, tokenizer_key, usable_length
 from smallbert.errors import UserError
-from smallbert.estimate import LATEST, foresee, is_of_task, marks_at_first, phases_of
+from smallbert.estimate import (
+    LATEST,
+    becomes_teacher,
+    check_data,
+    foresee,
+    is_of_task,
+    marks_at_first,
+    phases_of,
+    reads_of,
+)
 from smallbert.finished import find_finished, keep_finished, read_record
 from smallbert.measuring.collapse import find_collapse
 from smallbert.methods import METHODS, Method
@@ -23,6 +32,7 @@ from smallbert.progress import saying
 from smallbert.recipe import Recipe
 from smallbert.training.loop import CHECKPOINT_SECONDS, train
 from smallbert.training.phase import Phase
+from smallbert.training.teachers import size_of
 
 if TYPE_CHECKING:
     from smallbert.tasks import Split, Task
@@ -165,7 +175,8 @@ def beginnings(recipe: Recipe, encoder: Encoder, task: Task | None) -> dict[str,
 
 def _so_far(phases: list[tuple[Method, ...]]) -> list[str]:
     """For each phase the text of the recipe up to and with it, and of what files it reads."""
-    texts = [" + ".join(f"{method}{method.reads()}" for method in phase) for phase in phases]
+    both = [zip(phase, reads, strict=True) for phase, reads in zip(phases, reads_of(phases), strict=True)]
+    texts = [" + ".join(f"{method}{read}" for method, read in one) for one in both]
     return [" | ".join(texts[: number + 1]) for number in range(len(texts))]
 
 
@@ -184,7 +195,7 @@ def _run_phase(
         outcome.notes, outcome.seconds = [*before.notes, *done["notes"]], done["seconds"]
         outcome.traces = done.get("traces", {})
         outcome.encoder.spare = encoder.spare
-        if is_of_task(methods):
+        if becomes_teacher(methods, marks):
             marks[LATEST] = done.get("remembered") or outcome.encoder.copy()
             marks[LATEST].spare = encoder.spare
         taken = Phase(outcome.encoder, methods, setting.task, setting.seed, marks)
@@ -225,7 +236,7 @@ def _run_phase(
         later = [{**entry, "step": before.steps + entry["step"]} for entry in found]
         outcome.traces[name] = outcome.traces.get(name, []) + later
     if trains and not phase.diverged:
-        if is_of_task(methods):
+        if becomes_teacher(methods, marks):
             marks[LATEST] = encoder.copy()
         if kept is not None:
             keep_finished(kept, key, outcome, outcome.notes[len(before.notes) :])
@@ -247,10 +258,9 @@ def _change(encoder: Encoder, method: Method, setting: Setting) -> Encoder:
 def _prepare(phase: Phase, setting: Setting) -> None:
     """Find the data of a training phase, let its methods attach what they need, and hold what was settled before."""
     phase.say, phase.work = setting.say, setting.work
+    check_data(tuple(phase.methods))
     streams = [stream for method in phase.methods if (stream := method.data(phase)) is not None]
     adding = [method for method in phase.methods if type(method).rows is not Method.rows]
-    if len(streams) > 1 or (streams and adding):
-        raise UserError("two methods of one phase both bring data; put them into phases of their own")
     rows = setting.task.split("train") if setting.task is not None and adding else None
     for method in adding:
         rows = method.rows(phase, rows)
@@ -270,4 +280,5 @@ def _prepare(phase: Phase, setting: Setting) -> None:
     phase.hold_zeros()
     for method in phase.methods:
         method.attach(phase)
+    phase.notes += [f"taught by {name!r}: {size_of(one.encoder)}" for name, one in phase.teachers.items()]
     phase.add_term_weights()

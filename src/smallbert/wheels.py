@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -178,7 +179,13 @@ def fetch_wheel(package: str, version: str, sha256: str, say: Say = to_stderr) -
 
 
 def sha256_of(path: Path | str) -> str:
-    """The sha256 of a file, in hex."""
+    """The sha256 of a file, in hex; one that has not been touched since is not read again."""
+    about = Path(path).stat()
+    return _sha256_of(str(path), about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+
+
+@lru_cache(maxsize=256)
+def _sha256_of(path: str, *about: int) -> str:
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

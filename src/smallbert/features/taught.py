@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from smallbert.data import STUDENT
+from smallbert.errors import UserError
 from smallbert.features.building import Say, free_room
 from smallbert.features.cache import Cache, What
 from smallbert.features.plan import OF_TEXTS
@@ -154,6 +155,11 @@ def _keep(
     need, (free, there) = cache.bytes_left, free_room(folder)
     if from_main(lambda: unasked and need > free * ROOM):
         return None, f"keeping it would take {need / 1e9:,.2f} GB, more than half of what is free in {there}"
+    if from_main(lambda: need > free):
+        raise UserError(
+            f"what the teacher {name!r} says takes {need / 1e9:,.2f} GB more, but {there} has {free / 1e9:,.2f} GB "
+            "free; write another cache='folder', or cache='none' to let it look at every step"
+        )
     view = own if what.tokens == "all" else STUDENT
     found = Taught(name, what, *cache.fill(say), tokens.lengths, view)
     kept = [f"hidden states {', '.join(map(str, hidden))} of all tokens"] if hidden else []

@@ -39,6 +39,7 @@ FIELDS: dict[str, Field] = {
     "model": Field("name or folder of the model started from", (str,)),
     "model_fingerprint": Field("short sha256 of its weights and config", (str,)),
     "recipe": Field("what was done, every setting written out", (str,)),
+    "reads": Field("fingerprints of the models and texts it names, if any", (str, _NOTHING)),
     "preset": Field("name of the recipe, where it has one", (str, _NOTHING)),
     "task": Field("name of the task", (str,)),
     "task_note": Field("what must be known to compare scores on it (unofficial split, subset, ...)", (str, _NOTHING)),
@@ -126,14 +127,22 @@ def check_card(card: Mapping[str, Any]) -> None:
 
 
 def card_key(
-    model_fingerprint: str, recipe: str, task: str, task_fingerprint: str, seed: int, kind: str = RESULT, **_: Any
+    model_fingerprint: str,
+    recipe: str,
+    task: str,
+    task_fingerprint: str,
+    seed: int,
+    kind: str = RESULT,
+    reads: str | None = None,
+    **_: Any,
 ) -> str:
     """A readable name for one piece of work, equal for equal work; a whole card can be given.
 
     >>> card_key(**card)
     'sst2-finetune-drop_layers-distill-s0-5f0c2a9d1b'
     """
-    work = json.dumps([model_fingerprint, recipe, task, task_fingerprint, seed, *([] if kind == RESULT else [kind])])
+    more = [*([] if kind == RESULT else [kind]), *([f"reads {reads}"] if reads else [])]
+    work = json.dumps([model_fingerprint, recipe, task, task_fingerprint, seed, *more])
     steps = re.findall(r"(?:^|[|+(,])\s*([A-Za-z]\w*)(?=\s*(?:[(|+),]|$))", recipe)
     readable = re.sub(r"[^\w-]+", "_", "-".join([Path(task).stem, *steps]))[:60].strip("-_")
     return f"{readable}-s{seed}-{hashlib.sha256(work.encode()).hexdigest()[:10]}"

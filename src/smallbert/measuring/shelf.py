@@ -37,6 +37,7 @@ def load_card(path: Path | str) -> Card:
 def _read_card(text: str, where: str) -> Card:
     try:
         card = json.loads(text, parse_constant=_refuse_constant)
+        card.setdefault("reads", None)  # which older cards do not have
         check_card(card)
     except (ValueError, TypeError, AttributeError, RunError) as error:
         raise UserError(f"{where} cannot be read as a card: {error}; make it again or move it away") from error

@@ -16,7 +16,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform, get_args, get_origin, get_type_hints
 
@@ -66,6 +66,7 @@ class Method(Combines):
     trains: ClassVar[bool] = False  # a phase that holds it runs the training loop
     prunes: ClassVar[bool] = False  # it decides which weights stay; a phase has at most one
     teaches: ClassVar[bool] = False  # its loss tells what an example should give, so that it needs no label
+    guesses: ClassVar[bool] = False  # what is scored are hidden words, and not the task's answers
     is_train_setting: ClassVar[bool] = False  # it sets epochs, lr, ... of its phase; a phase has at most one
 
     def __init_subclass__(cls, shared: bool = False) -> None:
@@ -158,8 +159,11 @@ class Method(Combines):
         """The recipe this stands for, where it is made of other methods."""
         return None
 
-    def reads(self) -> str:
-        """A fingerprint of the files it reads, if any: work on others is other work, whatever their names."""
+    def reads(self, marks: Collection[str] = ()) -> str:
+        """A fingerprint of the files it reads, if any: work on others is other work, whatever their names.
+
+        A name among the marks is no folder.
+        """
         return ""
 
     def fits(self, phase: Any, steps: int | None) -> None:

@@ -32,7 +32,7 @@ class AddVocabulary(SmallVocabulary):
         """A longer table, and a head for words as long."""
         old: Any = words(encoder.backbone)
         put_table(encoder, len(old.weight) + plan["size"] - len(SPECIAL), old.padding_idx)
-        encoder.second = list(plan["pieces"])
+        encoder.second = list(plan["pieces"]) or [""] * plan["size"]  # which an estimate does not know
         if WORDS in encoder.heads:
             encoder.heads[WORDS] = WordHead(encoder.backbone).to(encoder.device)
 

@@ -12,8 +12,9 @@ what        hidden, first (the first token's), embeddings, moments (mean and var
             softmax; those of MPNet and DeBERTa with each row's mean taken off), relations (MiniLM: softmax of the
             products of queries, of keys and of values, in `heads` parts; summed over those named in `of`; heads=0
             takes the teacher's number of attention heads)
-layers      uniform: m -> m L / M; whole: the same, and the embedding output before it; skip: the same without the
-            student's last; first: m -> m; last: m -> L - M + m; or pairs, {3: 6, -1: -1} or [[3, 6], [-1, -1]]
+layers      uniform: m -> m L / M, as student copies them; whole: the same, and the embedding output before it; skip:
+            the same without the student's last; first: m -> m; last: m -> L - M + m; or pairs, {3: 6, -1: -1} or
+            [[3, 6], [-1, -1]]
 tokens      all, first, masked (where the phase masks words), first_piece (where words have labels)
 transform   of both models' vectors: l2 (unit length), norm (mean 0, variance 1); of the student's: linear (one map for
             all layers) or linear_each, learned at `lr` and gone when the phase ends
@@ -23,6 +24,7 @@ schedule    constant; fade_in and fade_out over the first `share` of the phase; 
 task        the weight of the task's own loss in the phase; 0 to learn from the teacher alone
 """
 
+from collections.abc import Collection
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
@@ -30,21 +32,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from smallbert.data import STUDENT
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.model.anatomy import layers, part
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.model.walk import Taps
-from smallbert.training.alignment import MAPS, Pairs, Side, attention_scores, distance, moments, products
+from smallbert.sources import folder_read
+from smallbert.training.alignment import MAPS, ON_CHANCES, Pairs, Side, attention_scores, distance, moments, products
+from smallbert.training.comparable import (
+    check_has_layers,
+    check_heads,
+    check_inside,
+    check_parts,
+    check_tokens,
+    check_widths,
+    check_windows,
+    heads_of,
+)
 from smallbert.training.schedule import Schedule
-from smallbert.training.teachers import same_tokens
 
 VECTORS = ("hidden", "first", "embeddings")  # compared feature by feature
 INSIDE = ("attention", "scores", "relations")  # what layers do, and not what comes out of them
 STATES = ("hidden", "first", "moments", "gram")
 ROWS = ("attention", "scores", "relations", "gram")  # one row over the text's tokens for each token
 TRANSFORMS = {"gram": ("none", "l2", "norm"), **dict.fromkeys(VECTORS, ("none", "linear", "linear_each", "l2", "norm"))}
+MANY = 10**6  # layers, where it is not known yet how many there are
 STAIRS = ("progressive", "stacked")  # schedules by which layers come one after the other
 EDGE = 1e-9  # shares of a phase are compared with steps / total, which is rounded
 
@@ -81,31 +94,39 @@ class Align(Method):
         if not self.of or not set(self.of) <= set("qkv") or len(set(self.of)) < len(self.of):
             raise UserError(f"align: of names what relations are of, such as 'qkv' or 'v', not {self.of!r}")
         if not isinstance(self.layers, str):
-            self._pairs(10**6, 10**6)
+            if self.what == "embeddings":
+                raise UserError(f"align('embeddings') compares what comes before all layers; leave out {self.layers}")
+            self._pairs(MANY, MANY)
+
+    def reads(self, marks: Collection[str] = ()) -> str:
+        """A teacher in a folder."""
+        return folder_read(self.teacher, marks)
 
     def fits(self, phase: Any, steps: int | None) -> None:
         """There is a teacher, and as far as it is known both have what is compared."""
+        phase.name_of(self)
         teacher = phase.teachers.expect(self.teacher)
         self._check_reach(phase.encoder)
         if teacher is not None:
             self._check_reach(teacher)
+            check_tokens(phase.encoder, teacher)
             self._pairs(len(phase.encoder.order), len(teacher.order))
             if self.what in VECTORS and not self.transform.startswith("linear"):
-                self._check_widths(phase.encoder.width, teacher.width)
+                check_widths(phase.encoder, teacher)
+            if self.what in ("attention", "scores"):
+                check_heads(phase.encoder, teacher)
+            if self.what == "relations":
+                check_parts((phase.encoder, teacher), self.of, self.heads or heads_of(teacher) or 1)
         if phase.stream is not None or all(type(method).data is Method.data for method in phase.methods):
             self._check_tokens(phase.stream.kind if phase.stream else phase.task and phase.task.kind)
 
     def attach(self, phase: Any) -> None:
         """Ask the teacher for what is needed and listen to the student's layers; make maps where they are wanted."""
         teacher, student = phase.teacher(self.teacher), phase.encoder
-        if not same_tokens(teacher.tokenizer, student.tokenizer):
-            raise UserError(
-                "align compares token by token, but the teacher cuts texts into other tokens than the student; "
-                "take a teacher with the student's tokenizer, or use distill"
-            )
         roles = {"relations": tuple(self.of), "attention": ("attention",), "scores": ("attention",)}.get(self.what, ())
-        self._check_reach(teacher)
         pairs = self._pairs(len(student.order), len(teacher.order))
+        if "attention" in roles and self.metric in ON_CHANCES and phase.stream is not None:
+            check_windows(student, teacher, pairs, max(phase.stream.views[STUDENT].lengths), self.metric)
         phase.taps.update(roles)
         wanted = {role: {theirs - 1 for _, theirs in pairs} for role in roles}
         states = {"first" if self._reads_first else "hidden": {theirs for _, theirs in pairs}}
@@ -183,14 +204,6 @@ class Align(Method):
         return [Side(moments(vectors) if self.what == "moments" else vectors)]
 
     def _compare(self, ours: Side, theirs: Side) -> Tensor:
-        one, other = ours.values.shape, theirs.values.shape
-        if ours.cells is None:
-            self._check_widths(one[-1], other[-1])
-        if one != other:
-            raise UserError(
-                f"align: the student attends with {one[1]} heads and the teacher with {other[1]}; compare "
-                "what='relations', which splits both alike"
-            )
         return distance(ours, theirs, self.metric, soften=self.what in ("attention", "relations"))
 
     @property
@@ -235,18 +248,11 @@ class Align(Method):
         if not counted or len(set(counted)) < len(counted):
             raise UserError(f"align: layers={self.layers} must name at least one pair of layers, and each pair once")
         if not all(lowest <= one <= mine and lowest <= o <= theirs for one, o in counted):
+            fit = f"does not fit a student of {mine} layers and a teacher of {theirs}" if mine < MANY else "cannot be"
             raise UserError(
-                f"align: layers={self.layers} does not fit a student of {mine} layers and a teacher of {theirs}; of "
-                f"{self.what} they are numbered from {lowest}, and -1 is the last"
+                f"align: layers={self.layers} {fit}; of {self.what} they are numbered from {lowest}, and -1 is the last"
             )
         return counted
-
-    def _check_widths(self, mine: int, theirs: int) -> None:
-        if mine != theirs:
-            raise UserError(
-                f"align: the student's hidden states are {mine} wide and the teacher's {theirs}; write "
-                "transform='linear', or compare what='relations'"
-            )
 
     def _check_tokens(self, kind: str | None) -> None:
         if self.tokens not in NEEDS or kind is None:
@@ -258,18 +264,11 @@ class Align(Method):
         return UserError(f"align(tokens={self.tokens!r}) needs {NEEDS[self.tokens]}, and this one does not")
 
     def _check_reach(self, model: Encoder) -> None:
-        """Refuse a model without what is wanted, and layers that see other tokens than the batch has."""
-        if not model.order and (self.what not in STATES or isinstance(self.layers, str)):
-            raise UserError(
-                f"align: a model of type {model.family!r} has no layers to compare; write align('hidden', "
-                "layers={-1: -1}, transform='linear') to compare what comes out of both models"
-            )
-        if self.what not in INSIDE:
-            return
-        if model.stride is not None:
-            raise UserError(f"align: layers with a stride read joined tokens, so {self.what} differ; compare 'hidden'")
-        for role in self.of if self.what == "relations" else "qk":
-            part(model.backbone, layers(model.backbone)[0], role)
+        """Refuse a model without what is wanted."""
+        if self.what not in STATES or isinstance(self.layers, str):
+            check_has_layers(model)
+        if self.what in INSIDE:
+            check_inside(model, self.what, self.of if self.what == "relations" else "qk")
 
 
 NEEDS = {"masked": "a phase that masks words", "first_piece": "a task that labels words"}
@@ -282,10 +281,7 @@ def _terms(name: str, pairs: Pairs) -> list[str]:
 
 def _relation(vectors: Tensor, batch: Batch, heads: int) -> Side:
     """MiniLM's relation, before its softmax: scaled products of all tokens in each of `heads` parts."""
-    width = vectors.shape[-1]
-    if width % heads:
-        raise UserError(f"align: relations in {heads} parts need widths that {heads} divides, and one is {width}")
-    return products(vectors, batch, heads, (width / heads) ** -0.5)
+    return products(vectors, batch, heads, (vectors.shape[-1] / heads) ** -0.5)
 
 
 def _map(mine: int, theirs: int, seed: int) -> nn.Linear:

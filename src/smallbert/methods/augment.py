@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -15,10 +15,12 @@ from smallbert.files import grow_file
 from smallbert.methods import Method
 from smallbert.methods.unlabelled import check_taught, joined
 from smallbert.model.encoder import Encoder, fingerprint, load
-from smallbert.model.words import need_word_head
+from smallbert.model.words import check_word_head, need_word_head
 from smallbert.processes import processes
+from smallbert.sources import find_model, folder_read
 from smallbert.tasks.task import Split
 
+FINDER = "the model that is to find words for augment"
 CHUNK = 64  # rows worked on at a time, and the least that a kill loses
 
 
@@ -58,12 +60,21 @@ class Augment(Method):
             return self.ways
         return dict.fromkeys([self.ways] if isinstance(self.ways, str) else self.ways, self.share)
 
+    def reads(self, marks: Collection[str] = ()) -> str:
+        """Who finds words, if in a folder."""
+        return folder_read(self.model, marks)
+
     def fits(self, phase: Any, steps: int | None) -> None:
-        """Labels for the copies, from where they are wanted."""
+        """Labels for the copies, from where they are wanted, and somebody who finds words."""
         if self.labels == "teacher":
             check_taught(phase, self.name)
         elif phase.task and phase.task.kind == "tag" and {"delete", "grams"} & set(self._ways()):
             raise UserError("augment: words that are left out take their tags with them; use other ways, or a teacher")
+        if self.model and self.model not in phase.marks:
+            find_model(self.model)
+        finder = phase.marks.get(self.model) if self.model else phase.encoder
+        if finder is not None and "masked" in self._ways():
+            check_word_head(finder, FINDER)
 
     def rows(self, phase: Any, rows: Any) -> Any:
         """The rows so far, and behind them the copies."""
@@ -135,7 +146,7 @@ class Augment(Method):
             found = phase.marks[self.model].copy() if self.model in phase.marks else load(self.model)
         found = found.to(phase.device).eval().requires_grad_(False)
         if "masked" in self._ways():
-            need_word_head(found, "the model that is to find words for augment")
+            need_word_head(found, FINDER)
         return found
 
     def _needs_model(self) -> bool:

@@ -4,22 +4,28 @@ metric="kl" is T^2 KL(teacher || student) of scores divided by the temperature T
 entropy left in, "mse" the mean squared difference of the scores as they are. A regression has one score, and its
 squared difference in any case. Several teachers in one phase share alpha evenly. A tagging teacher may cut words into
 other pieces: first pieces are compared, word by word. `length` lets the teacher read more (or less) of each text than
-the student, for whom a run's --length holds: --length 64 and distill(length=256).
+the student, for whom a run's --length holds: --length 64 and distill(length=256). With schedule="fade_in" alpha rises
+from 0 within the first `share` of the phase, with "fade_out" it falls to 0.
 """
 
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from smallbert.data import STUDENT
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.batch import Batch
+from smallbert.model.encoder import HEAD, Encoder
 from smallbert.model.heads import IGNORE, same_labels
-from smallbert.model.words import WORDS, need_word_head
-from smallbert.training.teachers import view_of
+from smallbert.model.words import WORDS, check_word_head, need_word_head
+from smallbert.sources import folder_read
+from smallbert.training.alignment import Side, ce, kl
+from smallbert.training.schedule import Schedule
+from smallbert.training.teachers import NOT_SPANS, same_tokens, view_of
+from smallbert.training.trusted import check_trust
 
 
 class Distill(Method):
@@ -33,21 +39,44 @@ class Distill(Method):
     temperature: float = 2.0
     metric: Literal["kl", "ce", "mse"] = "kl"
     length: int | None = None  # how many tokens of a text the teacher reads; as many as the student
+    schedule: Literal["constant", "fade_in", "fade_out"] = "constant"
+    share: float = 1.0  # of the phase, in which alpha comes or goes; the labels have the rest
 
     def check(self) -> None:
-        """A share and a temperature."""
-        if not 0 <= self.alpha <= 1 or self.temperature <= 0:
+        """Shares and a temperature."""
+        if not 0 < self.alpha <= 1 or self.temperature <= 0 or not 0 < self.share <= 1:
             raise UserError(
-                f"distill: alpha is between 0 and 1 and temperature above 0, not {self.alpha} and {self.temperature}"
+                "distill: alpha is above 0 and at most 1, temperature above 0, share above 0 and at most 1, not "
+                f"{self.alpha}, {self.temperature} and {self.share}"
             )
         if self.length is not None and self.length < 8:
             raise UserError(
                 f"distill: length is how many tokens of a text the teacher reads, 8 or more, not {self.length}"
             )
 
+    def reads(self, marks: Collection[str] = ()) -> str:
+        """A teacher in a folder."""
+        return folder_read(self.teacher, marks)
+
     def fits(self, phase: Any, steps: int | None) -> None:
-        """There is a teacher, who reads the same tokens for all that learn from it."""
-        phase.teachers.expect(self.teacher)
+        """There is a teacher, who answers in the student's terms and reads the same tokens for all who learn of it."""
+        phase.name_of(self)
+        teacher, kind = phase.teachers.expect(self.teacher), phase.task and phase.task.kind
+        if any(method.guesses for method in phase.methods):
+            if teacher is not None:
+                check_word_head(teacher, "the teacher")
+        else:
+            if teacher is not None and HEAD in phase.encoder.heads:
+                _check_heads(teacher, phase.encoder.head, self.teacher)
+            if kind == "answer" and teacher is not None and not same_tokens(teacher.tokenizer, phase.encoder.tokenizer):
+                raise UserError(NOT_SPANS)
+            if kind == "answer" and self.length is not None:
+                raise UserError("distill: a teacher that reads more of a text can teach texts and words, not spans")
+        for other in phase.methods:
+            if other.name == self.name and (other.schedule, other.share) != (self.schedule, self.share):
+                raise UserError(
+                    "distill: teachers of one phase come and go together; give all the same schedule and share"
+                )
         for other in phase.methods if self.length is not None else ():
             if other.teaches and other.teacher == self.teacher and getattr(other, "length", None) != self.length:
                 raise UserError(
@@ -56,32 +85,33 @@ class Distill(Method):
                 )
 
     def attach(self, phase: Any) -> None:
-        """Find the teacher, and see that it answers in the student's terms."""
-        teacher, ours = phase.teacher(self.teacher), phase.encoder.heads[phase.head]
-        theirs = need_word_head(teacher, "the teacher") if phase.head == WORDS else teacher.head
-        if theirs.kind != ours.kind or theirs.outputs != ours.outputs:
-            raise UserError(f"the teacher's head ({theirs.kind}) does not fit the student's ({ours.kind})")
-        if not same_labels(theirs.labels, ours.labels):
-            raise UserError(
-                f"the teacher's classes ({', '.join(theirs.labels)}) are not the student's ({', '.join(ours.labels)}), "
-                "name by name and in that order; take a teacher that was trained on this task"
-            )
+        """Find the teacher, and see what it makes of some rows."""
+        teacher = phase.teacher(self.teacher)
+        if phase.head == WORDS:
+            need_word_head(teacher, "the teacher")
         if self.length is not None and phase.stream is not None:
             self._add_view(phase, teacher.tokenizer)
         phase.teachers.ask(self.teacher, scores=True)
+        if phase.head != WORDS:
+            check_trust(phase, self.teacher)
 
     def _add_view(self, phase: Any, tokenizer: Any) -> None:
         """Let the teacher read the same texts, cut elsewhere."""
-        if phase.stream.kind not in ("classify", "regress", "tag"):
-            raise UserError("distill: a teacher that reads more of a text can teach whole texts and words, not spans")
         phase.stream.views[view_of(self.teacher)] = phase.tokenise(tokenizer, length=self.length).views[STUDENT]
 
     def weights(self, phase: Any) -> dict[str, Any]:
         """The labels keep what the teachers leave; several teachers have an equal say."""
         all_of_us = [method for method in phase.methods if method.name == self.name]
         labels = 1 - sum(method.alpha for method in all_of_us) / len(all_of_us)
-        mine = {phase.name_of(self): self.alpha / len(all_of_us)}
-        return {"task": labels, **mine} if all_of_us[0] == self else mine
+        mine = {phase.name_of(self): self._dial(0.0, self.alpha / len(all_of_us))}
+        return {"task": self._dial(1.0, labels), **mine} if all_of_us[0] == self else mine
+
+    def _dial(self, without: float, taught: float) -> float | Schedule:
+        """A weight that is the one without a teacher and the one with it, or on its way between them."""
+        if self.schedule == "constant":
+            return taught
+        ends = (without, taught) if self.schedule == "fade_in" else (taught, without)
+        return Schedule(*ends, finish=self.share)
 
     def loss(self, step: Any) -> dict[str, Tensor]:
         """The teacher looks at the same texts, in evaluation mode, without gradients."""
@@ -91,6 +121,23 @@ class Distill(Method):
             scores, counts = by_words(scores, theirs, step.batch)
         each = divergence(kind, step.scores, scores, step, self.temperature, self.metric)
         return {phase.name_of(self): step.mean(each if counts is None else each * counts.flatten())}
+
+
+def _check_heads(teacher: Encoder, ours: Any, name: str) -> None:
+    """Refuse a teacher that answers something else."""
+    if HEAD not in teacher.heads:
+        raise UserError(f"the teacher {name!r} has no head for a task; take one that was trained on this task")
+    theirs = teacher.head
+    if theirs.kind != ours.kind or theirs.outputs != ours.outputs:
+        said = [f"{one.kind}{f' with {one.outputs} classes' if one.labels else ''}" for one in (theirs, ours)]
+        raise UserError(
+            f"the teacher's head is for {said[0]}, the student's for {said[1]}; take a teacher trained on this task"
+        )
+    if not same_labels(theirs.labels, ours.labels):
+        raise UserError(
+            f"the teacher's classes ({', '.join(theirs.labels)}) are not the student's ({', '.join(ours.labels)}), "
+            "name by name and in that order; take a teacher that was trained on this task"
+        )
 
 
 def divergence(
@@ -135,14 +182,13 @@ def _cells(batch: Batch, reach: int) -> Tensor:
     return (row if batch.sequence is None else batch.sequence[None]) * reach + word
 
 
-def _kl(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    ours, theirs = (functional.log_softmax(scores / temperature, -1) for scores in (student, teacher))
-    return (theirs.exp() * (theirs - ours)).sum(-1) * temperature**2
+def _softened(measure: Callable[[Side, Side], Tensor]) -> Callable[[Tensor, Tensor, float], Tensor]:
+    """T^2 times a distance of scores that are divided by T."""
+    return lambda student, teacher, heat: measure(Side(student / heat), Side(teacher / heat)) * heat**2
 
 
-def _ce(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    ours, theirs = functional.log_softmax(student / temperature, -1), functional.softmax(teacher / temperature, -1)
-    return -(theirs * ours).sum(-1) * temperature**2
-
-
-METRICS = {"kl": _kl, "ce": _ce, "mse": lambda student, teacher, temperature: ((student - teacher) ** 2).mean(-1)}
+METRICS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "kl": _softened(kl),
+    "ce": _softened(ce),
+    "mse": lambda student, teacher, heat: ((student - teacher) ** 2).mean(-1),
+}

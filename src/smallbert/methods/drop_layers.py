@@ -5,7 +5,7 @@ from typing import Any, Literal
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.anatomy import check_layers
-from smallbert.model.surgery import keep_layers
+from smallbert.model.surgery import counterpart, keep_layers
 
 
 class DropLayers(Method):
@@ -44,7 +44,7 @@ class DropLayers(Method):
 
 
 CHOICES = {
-    "even": lambda keep, total: [round((place + 1) * total / keep) - 1 for place in range(keep)],
+    "even": lambda keep, total: [counterpart(layer, keep, total) - 1 for layer in range(1, keep + 1)],
     "spread": lambda keep, total: [round(place * (total - 1) / max(1, keep - 1)) for place in range(keep)],
     "first": lambda keep, total: list(range(keep)),
     "last": lambda keep, total: list(range(total - keep, total)),

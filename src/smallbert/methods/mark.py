@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from smallbert.errors import UserError
 from smallbert.methods import Method
 
 
@@ -9,6 +10,14 @@ class Mark(Method):
     """Remember the encoder as it is now, under a name that distill and rewind can use."""
 
     label: str
+
+    def check(self) -> None:
+        """A name, and none that has a meaning of its own."""
+        if self.label in ("", "latest"):
+            raise UserError(
+                f"mark: a name is any text but '' and 'latest', which is the last model trained without a teacher, not "
+                f"{self.label!r}; write mark('teacher')"
+            )
 
     def settle(self, phase: Any) -> None:
         """Keep a copy."""

@@ -1,8 +1,9 @@
 """Masked-LM training from plain text: the encoder guesses hidden words, with no label but the text itself."""
 
+from collections.abc import Collection
 from typing import Any, ClassVar, Literal
 
-from smallbert.corpus import Mixing, fingerprint_of_text, lines_of, masked_stream, read_blocks
+from smallbert.corpus import Mixing, check_text, fingerprint_of_text, lines_of, masked_stream, read_blocks
 from smallbert.data import longest_input
 from smallbert.errors import UserError
 from smallbert.methods import Method
@@ -21,6 +22,7 @@ class Pretrain(Train, _Corpus):
     """Train the encoder to guess hidden words of a plain text file, of a folder of them, or of the task's texts."""
 
     stage: ClassVar[int] = 5
+    guesses: ClassVar[bool] = True
 
     epochs: float = 1.0
     lr: float = 1e-4
@@ -43,6 +45,18 @@ class Pretrain(Train, _Corpus):
             if (value := getattr(self, name)) is not None and value < (least := 8 if name == "length" else 1):
                 raise UserError(f"pretrain: {name} must be at least {least}, not {value}")
 
+    def fits(self, phase: Any, steps: int | None) -> None:
+        """There is text, and a model that reads it word by word."""
+        super().fits(phase, steps)
+        if self.text is not None:
+            check_text(self.text, self.name)
+        if not phase.encoder.second and self.mixed:
+            raise UserError("pretrain: mixed words need a second vocabulary; put add_vocabulary(4928) before pretrain")
+        if not phase.encoder.order and getattr(phase.encoder.backbone.config, "reads", "token") != "token":
+            raise UserError(
+                "pretrain: an lstm that reads whole texts has nothing to guess words by; put pretrain before it"
+            )
+
     def data(self, phase: Any) -> Any:
         """Blocks of the text, masked anew at every step."""
         encoder, mixing = phase.encoder, self._mixing(phase)
@@ -56,13 +70,11 @@ class Pretrain(Train, _Corpus):
 
     def _mixing(self, phase: Any) -> Mixing | None:
         encoder = phase.encoder
-        if not encoder.second and self.mixed:
-            raise UserError("pretrain: mixed words need a second vocabulary; put add_vocabulary(4928) before pretrain")
         share = 0.5 if self.mixed is None else self.mixed
         rows = encoder.backbone.config.vocab_size
         return Mixing(second_cutter(encoder), rows, share, phase.seed) if encoder.second and share else None
 
-    def reads(self) -> str:
+    def reads(self, marks: Collection[str] = ()) -> str:
         """The text."""
         return f" of {fingerprint_of_text(self.text, self.name)}" if self.text is not None else ""
 

@@ -1,6 +1,6 @@
 """Zhao et al. 2019: the student's weights should be the teacher's, projected by matrices that all layers share."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -9,15 +9,17 @@ from torch import Tensor, nn
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.anatomy import ROLES, check_layers, layers, part, words
+from smallbert.model.surgery import counterpart
 from smallbert.model.vocabulary import same_pieces
+from smallbert.sources import folder_read
 
 
 class ShareProjections(Method):
     """Pull each matrix W_S of a layer towards U W_T V, one pair U, V for all layers' matrices of a kind.
 
     The loss is the mean square of U W_T V - W_S (down) or of W_T - U W_S V (up), over kinds and layers. A layer
-    learns from the last of the teacher's layers that it stands for. It aligns weights, not what they compute. With
-    words=True so do the word embeddings, by a V alone: rows of the same piece belong together, whatever their numbers.
+    learns from the one it would be copied from. It aligns weights, not what they compute. With words=True so do the
+    word embeddings, by a V alone: rows of the same piece belong together, whatever their numbers.
     """
 
     trains: ClassVar[bool] = True
@@ -28,8 +30,19 @@ class ShareProjections(Method):
     teacher: str = "latest"
     words: bool = False
 
+    def check(self) -> None:
+        """A weight."""
+        if self.weight <= 0:
+            raise UserError(f"share_projections: weight is above 0, not {self.weight}; leave it out to pull nothing")
+
+    def reads(self, marks: Collection[str] = ()) -> str:
+        """A teacher in a folder."""
+        return folder_read(self.teacher, marks)
+
     def fits(self, phase: Any, steps: int | None) -> None:
         """There is a teacher, and both have layers."""
+        if len([method for method in phase.methods if method.name == self.name]) > 1:
+            raise UserError("share_projections stands in one phase twice; put them into phases of their own")
         for encoder in (phase.teachers.expect(self.teacher) or phase.encoder, phase.encoder):
             check_layers(encoder, self.name)
 
@@ -106,7 +119,7 @@ def _matrices(teacher: Any, student: Any) -> Iterator[tuple[str, Tensor, Tensor]
     """Each matrix of the student's layers beside the teacher's, by the role it has."""
     deep, shallow = len(teacher.order), len(student.order)
     for place, number in enumerate(student.order):
-        other = teacher.order[min(deep, -(-(place + 1) * deep // shallow)) - 1]
+        other = teacher.order[counterpart(place + 1, shallow, deep) - 1]
         for role in ROLES:
             yield role, _weight(teacher, other, role), _weight(student, number, role)
 

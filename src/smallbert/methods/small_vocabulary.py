@@ -1,11 +1,12 @@
 """Zhao et al. 2019: a vocabulary of a few thousand word pieces, trained on the texts at hand, in place of many."""
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import nn
 
-from smallbert.corpus import fingerprint_of_text, lines_of, text_files
+from smallbert.corpus import check_text, fingerprint_of_text, lines_of
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.anatomy import anatomy, replace_module, words
@@ -36,20 +37,20 @@ class SmallVocabulary(Method):
         if self.size <= 2 * len(SPECIAL):
             raise UserError(f"{self.name}: size is a number of word pieces above {2 * len(SPECIAL)}, not {self.size}")
 
-    def reads(self) -> str:
+    def reads(self, marks: Collection[str] = ()) -> str:
         """The text."""
         return f" of {fingerprint_of_text(self.text, self.name)}" if self.text is not None else ""
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """The pieces, and the new numbers of special ones; without texts to look at, only how many there may be."""
-        if encoder.second and (self.text is not None or self.size < len(encoder.second)):
+        if encoder.second and (self.text is not None or (any(encoder.second) and self.size < len(encoder.second))):
             raise UserError(
                 f"small_vocabulary keeps the second vocabulary that this model has learned, of {len(encoder.second)} "
                 f"pieces; write small_vocabulary({len(encoder.second)}), without a text"
             )
         pieces = encoder.second or self.learn(encoder, task)
-        if not pieces:
-            return {"size": self.size, "pieces": [], "numbers": {}}
+        if not any(pieces):
+            return {"size": len(pieces) or self.size, "pieces": [], "numbers": {}}
         _check(encoder, self.name)
         old, special = encoder.tokenizer.get_vocab(), special_pieces(encoder.tokenizer)
         numbers = {str(old[name]): place for place, name in enumerate(special) if name in old}
@@ -62,7 +63,7 @@ class SmallVocabulary(Method):
         """The pieces of a new vocabulary; none where there is no text to learn from, and none for an estimate."""
         _check(encoder, self.name)
         if self.text is not None:
-            text_files(self.text, self.name)  # which says what is wrong
+            check_text(self.text, self.name)
         if (self.text is None and task is None) or encoder.device.type == "meta":
             return []
         return train_pieces(lambda: lines_of(self.text, task, self.name), self.size, encoder.tokenizer)
@@ -78,6 +79,8 @@ class SmallVocabulary(Method):
         pad = plan["numbers"].get(str(old.padding_idx), old.padding_idx)
         put_table(encoder, plan["size"], pad if (pad or 0) < plan["size"] else None)
         encoder.second = []
+        if not plan["pieces"]:
+            encoder.tokenizer = None  # an estimate knows no more than that it is another one
         drop_word_head(encoder)
 
     def fill(self, encoder: Any, before: Any, plan: dict[str, Any], task: Any, seed: int) -> None:
@@ -107,5 +110,5 @@ def need_pieces(plan: dict[str, Any], name: str) -> None:
 def _check(encoder: Any, name: str) -> None:
     if not isinstance(words(encoder.backbone), nn.Embedding):
         raise UserError(f"{name} needs plain word embeddings; put quantize behind it")
-    if encoder.tokenizer is None:
+    if encoder.tokenizer is None and encoder.device.type != "meta":
         raise UserError(f"{name}: this model has no tokenizer to learn from")

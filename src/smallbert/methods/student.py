@@ -1,5 +1,6 @@
 """Students: a smaller model of the teacher's own family, copied, cut out of it or new; or any other checkpoint."""
 
+from collections.abc import Collection
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from smallbert.model.replace import (
 )
 from smallbert.model.slicing import check_plain, slice_backbone
 from smallbert.model.surgery import keep_layers
+from smallbert.sources import folder_read
 from smallbert.training.importance import weigh_by_loss
 
 BETTER = "write start='slice' to cut them out of the teacher, or start='random' for a new model"
@@ -60,6 +62,10 @@ class Student(Method):
                 f"student(model={self.model!r}) | student(4)"
             )
 
+    def reads(self, marks: Collection[str] = ()) -> str:
+        """Another model in a folder."""
+        return folder_read(self.model, marks)
+
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """Which layers stay and how large they become; or all that another model says of its shape."""
         if self.model is not None:
@@ -96,6 +102,8 @@ class Student(Method):
             replace_backbone(encoder, new)
             encoder.mixture, encoder.connections, encoder.stride = new.mixture, new.connections, new.stride
             encoder.second = new.second
+            if encoder.device.type == "meta":  # an estimate, which nobody fills
+                encoder.tokenizer = load(self.model).tokenizer
             if plan["ready"]:
                 encoder.heads = new.heads
             return

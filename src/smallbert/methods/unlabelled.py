@@ -1,8 +1,9 @@
 """Texts without labels, for a teacher: more of them from a file, or the task's own with their labels hidden."""
 
+from collections.abc import Collection
 from typing import Any, ClassVar, Literal
 
-from smallbert.corpus import fingerprint_of_text, text_files, text_lines
+from smallbert.corpus import check_text, fingerprint_of_text, text_files, text_lines
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.tasks.task import Split
@@ -21,7 +22,7 @@ class Unlabelled(Method):
     text: str = ""
     own: Literal["labelled", "unlabelled", "left out"] | None = None
 
-    def reads(self) -> str:
+    def reads(self, marks: Collection[str] = ()) -> str:
         """The text."""
         return f" of {fingerprint_of_text(self.text, self.name)}" if self.text else ""
 
@@ -32,6 +33,8 @@ class Unlabelled(Method):
     def fits(self, phase: Any, steps: int | None) -> None:
         """Somebody who teaches, and something to read."""
         check_taught(phase, self.name)
+        if self.text:
+            check_text(self.text, self.name)
         if self.own == "left out" and not self.text:
             raise UserError("unlabelled: the task's own rows are left out and no text is given; say text='file.txt'")
 

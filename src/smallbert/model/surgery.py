@@ -6,6 +6,14 @@ from smallbert.model.anatomy import anatomy, layers, replace_module
 from smallbert.model.encoder import PLAIN, Encoder
 
 
+def counterpart(layer: int, mine: int, theirs: int) -> int:
+    """Which of `theirs` layers belongs to a layer of `mine`, counted from 1, evenly: 1, 2, 3 of 6 -> 2, 4, 6.
+
+    A deeper model has equal shares of each: 1 to 4 of 2 -> 1, 1, 2, 2
+    """
+    return round(layer * theirs / mine) if mine <= theirs else -(-layer * theirs // mine)
+
+
 def keep_layers(encoder: Encoder, kept: list[int]) -> None:
     """Keep the layers run at these places, in this order; what reads layers loses the same ones.
 

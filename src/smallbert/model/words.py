@@ -123,14 +123,19 @@ def drop_word_head(encoder: Any) -> None:
         del encoder.heads[WORDS]
 
 
+def check_word_head(encoder: Any, who: str) -> None:
+    """Refuse an encoder that cannot guess words, neither by a head nor by what its model file has for one."""
+    if WORDS not in encoder.heads and not encoder.spare:
+        raise UserError(
+            f"{who} has no masked-LM head, so it cannot guess words; take a model folder that has one, or make "
+            "one: pretrain('text.txt', keep_head=True)"
+        )
+
+
 def need_word_head(encoder: Any, who: str) -> WordHead:
     """The masked-LM head of an encoder, taken from its model file if need be, or a sentence that it has none."""
+    check_word_head(encoder, who)
     if WORDS not in encoder.heads:
-        if not encoder.spare:
-            raise UserError(
-                f"{who} has no masked-LM head, so it cannot guess words; take a model folder that has one, or make "
-                "one: pretrain('text.txt', keep_head=True)"
-            )
         put_word_head(encoder)
         encoder.heads[WORDS].requires_grad_(False)
     return encoder.heads[WORDS]

@@ -1,5 +1,6 @@
 """Presets that fine-tune, cut, prune and quantise."""
 
+from smallbert.presets.distillation import FROM_THE_START
 from smallbert.presets.preset import Preset, published, unpublished
 
 SANH = "Sanh, Wolf and Rush 2020, Movement Pruning, arXiv:2005.07683"
@@ -195,8 +196,7 @@ ROWS = [
     ),
     Preset(
         "kd-pruned",
-        "mark('pretrained') | finetune | rewind('pretrained') "
-        "| mix_layers + movement(0.1) + distill(alpha=0.9) + train(epochs=6, lr=3e-5)",
+        f"{FROM_THE_START} | mix_layers + movement(0.1) + distill(alpha=0.9) + train(epochs=6, lr=3e-5)",
         BERMO,
         "Go back to the pretrained encoder, read a mixture of all its layers, keep the 10 % of the weights that move "
         "away from zero, and learn from the fine-tuned one; the head begins as its teacher's.",

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from smallbert.model.attention import Attending
 from smallbert.model.batch import Batch
+from smallbert.model.surgery import counterpart
 
 Pairs = list[tuple[int, int]]
 
@@ -27,14 +28,14 @@ Pairs = list[tuple[int, int]]
 # Which layer of the student learns from which of the teacher; layers are numbered from 1.
 
 
-def _uniform(mine: int, theirs: int) -> Pairs:
-    return [(layer, max(1, round(layer * theirs / mine))) for layer in range(1, mine + 1)]
+def _in_step(mine: int, theirs: int) -> Pairs:
+    return [(layer, counterpart(layer, mine, theirs)) for layer in range(1, mine + 1)]
 
 
 MAPS: dict[str, Callable[[int, int], Pairs]] = {
-    "uniform": _uniform,
-    "whole": lambda mine, theirs: [(0, 0), *_uniform(mine, theirs)],
-    "skip": lambda mine, theirs: _uniform(mine, theirs)[:-1],  # the last layer is left to the logits
+    "uniform": _in_step,
+    "whole": lambda mine, theirs: [(0, 0), *_in_step(mine, theirs)],
+    "skip": lambda mine, theirs: _in_step(mine, theirs)[:-1],  # the last layer is left to the logits
     "first": lambda mine, theirs: [(layer, layer) for layer in range(1, min(mine, theirs) + 1)],
     "last": lambda mine, theirs: [
         (layer, theirs - mine + layer) for layer in range(1, mine + 1) if theirs - mine + layer >= 1
@@ -51,6 +52,7 @@ class Side:
 
     values: Tensor
     cells: Tensor | None = None  # (sequences, 1, tokens or 1, tokens); None where every feature counts
+    centred: bool = False  # known but for a constant of each row
 
 
 def products(vectors: Tensor, batch: Batch, heads: int, scale: float) -> Side:
@@ -64,12 +66,12 @@ def attention_scores(found: Attending | Tensor, batch: Batch) -> Side:
     """What each token's attention is the softmax of.
 
     Where a family shows probabilities only, it is their logarithms: the scores but for a constant of each row, which no
-    softmax sees, so that each row's mean is taken off.
+    softmax sees, so that each row's mean is taken off, and is taken off the other side's too.
     """
     cells = _cells(batch)
     if isinstance(found, Tensor):
         logs = found.float().clamp(min=torch.finfo(torch.float32).tiny).log()
-        return Side(logs - _mean(logs, cells)[..., None], cells)
+        return Side(logs - _mean(logs, cells)[..., None], cells, centred=True)
     query, key = (x.float().transpose(1, 2).flatten(2) for x in (found.query, found.key))  # (rows, tokens, features)
     heads = found.query.shape[1]
     query, key = (batch.rows(x, 0.0).unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key))
@@ -105,36 +107,56 @@ def _cosine(ours: Tensor, theirs: Tensor, cells: Tensor | None) -> Tensor:
     return (functional.normalize(ours, dim=-1) - functional.normalize(theirs, dim=-1)).square().sum(-1) / 2
 
 
-def _chances(values: Tensor, cells: Tensor | None) -> Tensor:
-    """Logarithms of a softmax over the features, or over the cells there are."""
-    if cells is not None:
-        values = values.masked_fill(~cells, torch.finfo(values.dtype).min)
+def _chances(side: Side) -> Tensor:
+    """Logarithms of a softmax over the features, or over the cells that this model looks at."""
+    values = side.values
+    if side.cells is not None:
+        values = values.masked_fill(~side.cells, torch.finfo(values.dtype).min)
     return values.log_softmax(-1)
 
 
-def _kl(ours: Tensor, theirs: Tensor, cells: Tensor | None) -> Tensor:
-    mine, wanted = _chances(ours, cells), _chances(theirs, cells)
-    return (wanted.exp() * (wanted - mine)).sum(-1)
+def kl(ours: Side, theirs: Side) -> Tensor:
+    """KL(teacher || student) of softmaxes."""
+    mine, wanted = _chances(ours), _chances(theirs)
+    return _sum(wanted.exp() * (wanted - mine), ours, theirs)
 
 
-def _ce(ours: Tensor, theirs: Tensor, cells: Tensor | None) -> Tensor:
-    return -(_chances(theirs, cells).exp() * _chances(ours, cells)).sum(-1)
+def ce(ours: Side, theirs: Side) -> Tensor:
+    """The same with the teacher's own entropy left in."""
+    return _sum(-_chances(theirs).exp() * _chances(ours), ours, theirs)
 
 
-METRICS: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
+def _sum(each: Tensor, ours: Side, theirs: Side) -> Tensor:
+    """Over the cells that both look at: elsewhere the teacher's chance is 0, or the row is none, all of it padding."""
+    if ours.cells is None or theirs.cells is None:
+        return each.sum(-1)
+    return each.masked_fill(~(ours.cells & theirs.cells), 0.0).sum(-1)
+
+
+ON_VALUES: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
     "mse": lambda ours, theirs, cells: _mean((ours - theirs).square(), cells),
     "l1": lambda ours, theirs, cells: _mean((ours - theirs).abs(), cells),
     "cosine": _cosine,
-    "kl": _kl,
-    "ce": _ce,
 }
-ON_CHANCES = ("kl", "ce")  # these make a softmax themselves
+ON_CHANCES: dict[str, Callable[[Side, Side], Tensor]] = {"kl": kl, "ce": ce}
 
 
 def distance(ours: Side, theirs: Side, metric: str, soften: bool = False) -> Tensor:
-    """How far apart two layers are at each token, a mean over heads; `soften` compares softmaxes by any metric."""
-    one, other = ours.values, theirs.values
-    if soften and metric not in ON_CHANCES:
-        one, other = _chances(one, ours.cells).exp(), _chances(other, theirs.cells).exp()
-    each = METRICS[metric](one, other, ours.cells)
+    """How far apart two layers are at each token, a mean over heads; `soften` compares softmaxes by any metric.
+
+    Two layers may look at different cells: chances are compared wherever one of them looks, and are 0 where it does
+    not; scores only where both look.
+    """
+    if metric in ON_CHANCES:
+        each = ON_CHANCES[metric](ours, theirs)
+    elif ours.cells is None or theirs.cells is None:
+        each = ON_VALUES[metric](ours.values, theirs.values, None)
+    elif soften:
+        each = ON_VALUES[metric](_chances(ours).exp(), _chances(theirs).exp(), ours.cells | theirs.cells)
+    else:
+        both = ours.cells & theirs.cells
+        one, other = ours.values, theirs.values
+        if ours.centred or theirs.centred:
+            one, other = (values - _mean(values, both)[..., None] for values in (one, other))
+        each = ON_VALUES[metric](one, other, both)
     return each if ours.cells is None else each.mean(1)

@@ -159,11 +159,14 @@ class Phase:
 
         distill, distill 2, distill 3
         """
-        place = [one for one in self.methods if one.name == method.name].index(method)
+        alike = [one for one in self.methods if one.name == method.name]
+        if alike.count(method) > 1:
+            raise UserError(f"{method.name} stands in one phase twice with the same settings; write it once")
+        place = alike.index(method)
         return f"{method.name} {place + 1}" if place else method.name
 
     def teacher(self, name: str) -> Encoder:
-        """A frozen encoder to learn from: a mark, "latest" for the last trained one, or a saved folder."""
+        """A frozen encoder to learn from: a mark, "latest" for the last trained without one, or a saved folder."""
         return self.teachers.find(name).encoder
 
     def readers(self) -> list[Encoder]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,12 +15,13 @@ from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder, Seen, load
 from smallbert.model.walk import Taps
 from smallbert.model.words import WORDS
-from smallbert.sources import find_model
+from smallbert.sources import find_model, folder_read
 
 if TYPE_CHECKING:
     from smallbert.features.taught import Taught
     from smallbert.training.phase import Phase
 
+NOT_SPANS = "a teacher with another tokenizer can teach whole texts and words only, not spans"
 KEPT = ("scores", "hidden", "first")  # what of a teacher a batch may bring along
 
 
@@ -34,7 +36,7 @@ class Teacher:
 
 
 class Teachers(dict[str, Teacher]):
-    """Every teacher of a phase by name: a mark, "latest" for the last trained encoder, or a saved folder."""
+    """Every teacher of a phase by name: a mark, "latest" for the last trained without one, or a saved folder."""
 
     def __init__(self, phase: Phase):
         """None yet."""
@@ -44,24 +46,28 @@ class Teachers(dict[str, Teacher]):
     def find(self, name: str) -> Teacher:
         """A teacher, made ready the first time it is named."""
         if name not in self:
-            marked = self.expect(name)
-            found = load(name) if marked is None else marked.copy()
+            self.expect(name)
+            found = self.phase.marks[name].copy() if name in self.phase.marks else load(name)
             self[name] = Teacher(found.to(self.phase.device).eval().requires_grad_(False))
         return self[name]
 
     def expect(self, name: str) -> Encoder | None:
-        """A mark as it is known so far, maybe without weights; None for a folder, which is not read yet.
+        """A teacher as it is known so far, maybe without weights; None for a mark of which only the name is known.
 
         What will not be there is refused.
         """
-        if name not in self.phase.marks:
-            if name == "latest":
-                raise UserError(
-                    "distillation needs a trained teacher, and nothing was trained yet: start from a fine-tuned model, "
-                    "put finetune before it, or write distill(teacher='folder')"
-                )
-            find_model(name)
-        return self.phase.marks.get(name)
+        if name in self.phase.marks:
+            return self.phase.marks[name]
+        if name == "latest":
+            heads = [entry["plan"]["labels"] for entry in self.phase.encoder.history if "labels" in entry["plan"]]
+            came, now = (", ".join(heads[place]) for place in (0, -1)) if heads else ("", "")
+            other = f" (the classes that the model came with, {came}, are not the task's, {now}, in that order)"
+            raise UserError(
+                f"this phase needs a trained teacher, and nothing was trained yet{other if came != now else ''}: start "
+                "from a fine-tuned model, put finetune before it, or write teacher='folder'"
+            )
+        find_model(name)
+        return _shape_of(name, folder_read(name))
 
     def ask(self, name: str, scores: bool = False, wanted: Mapping[str, Iterable[int]] | None = None) -> Encoder:
         """Say, in `attach`, what a loss will want to know from a teacher; one that cuts texts otherwise gets a view."""
@@ -92,7 +98,7 @@ class Teachers(dict[str, Teacher]):
         if stream is None or view in stream.views or same_tokens(tokenizer, self.phase.encoder.tokenizer):
             return
         if stream.kind not in ("classify", "regress", "tag"):
-            raise UserError("a teacher with another tokenizer can teach whole texts and words only, not spans")
+            raise UserError(NOT_SPANS)
         theirs = self.phase.tokenise(tokenizer).views[STUDENT]
         if len(theirs) != len(stream):
             raise UserError(
@@ -125,6 +131,18 @@ class Teachers(dict[str, Teacher]):
         """In which views batches are laid out: not for a teacher who need not look and says one thing a text."""
         unread = {view_of(name) for name, one in self.items() if one.kept is not None and one.kept.view == STUDENT}
         return [view for view in stream.views if view not in unread]
+
+
+@lru_cache(maxsize=8)
+def _shape_of(name: str, read: str) -> Encoder:
+    """What a folder holds, without weights; read once as long as its files are the same."""
+    return load(name).to("meta")
+
+
+def size_of(encoder: Encoder) -> str:
+    """An encoder in a few words: "12 layers 768 wide and 109,483,778 parameters"."""
+    count = sum(parameter.numel() for parameter in encoder.parameters())
+    return f"{len(encoder.order)} layers {encoder.width} wide and {count:,} parameters"
 
 
 def view_of(teacher: str) -> str:
