@@ -106,7 +106,10 @@ def main() -> None:
             row |= {"seconds a head": round(float(np.mean([took for _, took in found])), 1)}
             rows.append(row)
             print(row, flush=True)
-    facts = {"benchmark": "feature_store", "options": vars(chosen), "whole set": predicted, "rows": rows}
+    words = [f"python benchmarks/feature_store.py {Path(chosen.model).name} --data data --task {chosen.task}"]
+    words += [f"--examples {chosen.examples}", *([f"--dev {chosen.dev}"] if chosen.dev else [])]
+    words += [f'--recipe "{chosen.recipe}" --settings "{chosen.settings}" --seeds {chosen.seeds}']
+    facts = {"benchmark": "feature_store", "command": " ".join(words), "whole set": predicted, "rows": rows}
     write_json(Path(chosen.out) / "feature_store.json", {**facts, "versions": versions(), "machine": machine()})
 
 

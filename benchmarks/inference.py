@@ -157,7 +157,8 @@ def main() -> None:
         print(f"{name}: {found:.2f} times as fast as {reference}, {wanted} was wanted")
     if options.out:
         setting = {name: getattr(options, name) for name in ("batch", "length", "threads", "layers", "turns")}
-        record = {"benchmark": "inference", "setting": setting, "note": options.note, "rows": rows}
+        command = " ".join(["python benchmarks/inference.py", *(f"--{key} {value}" for key, value in setting.items())])
+        record = {"benchmark": "inference", "command": command, "note": options.note, "rows": rows}
         name = "_".join(f"{key}{setting[key]}" for key in ("batch", "length", "threads"))
         write_json(options.out / f"{name}.json", {**record, "versions": versions(), "machine": machine()})
 

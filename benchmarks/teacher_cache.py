@@ -196,7 +196,12 @@ def main() -> None:
             measure_cache(student, teacher, task, made / f"cache-{options.examples}", device)
             return
         save_folder(encoder, teacher)
-        facts: dict[str, Any] = {"benchmark": "teacher_cache", "options": vars(options), "caches": []}
+        given = ("task", "layers", "examples", "sizes", "batch", "warm", "steps", "rounds")
+        words = [
+            f"python benchmarks/teacher_cache.py {Path(options.model).name} --data data" + " --cuda" * options.cuda
+        ]
+        command = " ".join([*words, *(f"--{name} {getattr(options, name)}" for name in given)])
+        facts: dict[str, Any] = {"benchmark": "teacher_cache", "command": command, "caches": []}
         for size in filter(None, options.sizes.split(",")):
             command = [sys.executable, __file__, *sys.argv[1:], "--examples", size, "--measure", aside]
             rows = []
@@ -205,7 +210,7 @@ def main() -> None:
                 rows.append(json.loads(done.stdout.strip().split("\n")[-1]))
             facts["caches"].append(rows[0] | {name: value for name, value in rows[1].items() if "reads" in name})
             print(facts["caches"][-1], flush=True)
-        facts["steps"] = time_steps(student, teacher, task, made / "cache", options)
+        facts["rows"] = time_steps(student, teacher, task, made / "cache", options)
         write_json(Path(options.out) / f"{device}.json", {**facts, "versions": versions(), "machine": machine()})
 
 

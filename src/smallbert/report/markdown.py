@@ -51,9 +51,9 @@ def render_overview(folder: Path | str) -> str:
             parts.append(_commands(dict.fromkeys(card["command"] for card in cards if card["command"])))
             parts.append(_fine_print(cards))
         for record in records:
-            flat = [
-                {key: str(value) for key, value in row.items() if type(value) is not dict} for row in record["rows"]
-            ]
+            alone = {key: value for key, value in record.items() if key not in ("benchmark", "command", "note")}
+            rows = record.get("rows", [alone])  # a record of one measurement is its own row
+            flat = [{key: str(value) for key, value in row.items() if type(value) is not dict} for row in rows]
             parts.append(_table(flat))
             parts.append(_commands([record["command"]]))
             parts.append(f"On {_machine(record)}.\n")
