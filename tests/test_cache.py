@@ -437,14 +437,10 @@ MEMORY = f"""
 import sys, torch
 torch.set_num_threads(1)
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from toys import phase_of, run, small, toy_task
+from toys import held, phase_of, run, small, toy_task
 from test_cache import losses, quiet, train
 from smallbert.features import cache
 from smallbert.features.taught import keep_taught
-
-def held():
-    line = next(line for line in open("/proc/self/status") if line.startswith("RssAnon"))
-    return int(line.split()[1]) / 1024
 
 task, cache.SHARD_TEXTS = toy_task("classify", 6000), 256
 student = run("head", small(hidden_size=64), task).encoder

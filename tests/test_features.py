@@ -364,12 +364,8 @@ import sys, torch
 torch.set_num_threads(1)
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import numpy as np
-from toys import small, stream_of, toy_task
+from toys import held, small, stream_of, toy_task
 from smallbert.features.building import build_store
-
-def held():
-    line = next(line for line in open("/proc/self/status") if line.startswith("RssAnon"))
-    return int(line.split()[1]) / 1024
 
 encoder, task = small(hidden_size=64), toy_task("classify", 6000)
 seen = []
