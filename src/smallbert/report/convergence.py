@@ -71,14 +71,15 @@ def _draw_arm(
                 "linestyle": "none",
             }
             alpha = 0.8 if bad else 0.3
-            axes.plot(place(cell, aside), score, color=colour, alpha=alpha, zorder=3, **style)
+            above = 5 if bad else 3  # a mean over diverged runs alone must not hide that they diverged
+            axes.plot(place(cell, aside), score, color=colour, alpha=alpha, zorder=above, **style)
     means = [(place(cell, 0.0), cell.survivors if setting is None else cell.all) for cell in cells]
     good = sorted((x, mean.value, nan if mean.sd is None else mean.sd) for x, mean in means if mean.value is not None)
     look: dict[str, Any] = {"color": colour, "capsize": 3, "linewidth": 1.6, "elinewidth": 1.1, "zorder": 4}
     if setting is None:
         look |= {"linestyle": "none", "marker": "_", "markersize": 26, "markeredgewidth": 2}
     else:
-        look |= {"marker": "o", "markersize": 6, "markeredgecolor": COLOURS["paper"], "label": cells[0].arm}
+        look |= {"marker": "o", "markersize": 6, "markerfacecolor": COLOURS["paper"], "label": cells[0].arm}
     if good:
         xs, heights, bars = zip(*good, strict=True)
         axes.errorbar(xs, heights, bars, **look)
