@@ -17,6 +17,6 @@ for task in rte mrpc; do
   python3 -m smallbert finetune "$model" --task "$task" --epochs 1 --out "$place/baseline" "${more[@]}" || [ $? = 1 ]
   python3 -m smallbert compress "$place/baseline" --task "$task" --recipe "$pooler" --out "$place/pooler" "${more[@]}" || [ $? = 1 ]
   python3 -m smallbert errors "$place/baseline" "$place/pooler" --task "$task" --data "$data" \
-    ${device:+--device "$device"} --out "$place/errors"
+    ${device:+--device "$device"} --out "$place/errors" --examples 0  # 0: records of ours hold no texts of the data
 done
 python3 -m smallbert report "$out"

@@ -44,7 +44,8 @@ def compare_answers(
     found["overlap"]["agree"] = agreement(one.said, other.said)
     found["test"] = _test(one, other, task.kind)
     found["most_different"] = [
-        _example(row, one, other, task, rows) for row in farthest(one.good, other.good, examples)
+        _example(row, one, other, task, rows)
+        for row in farthest(one.good, other.good, examples, [a != b for a, b in zip(one.said, other.said, strict=True)])
     ]
     found["predictions"] = [_prediction(row, one, other, rows) for row in range(len(rows))]
     return found
@@ -176,14 +177,14 @@ def flip_test(differences: np.ndarray) -> float:
     return (hits + 1) / (FLIPS + 1)
 
 
-def farthest(one: np.ndarray, other: np.ndarray, count: int) -> list[int]:
-    """The places where two models' goodness differs most, largest difference first; never where it does not.
+def farthest(one: np.ndarray, other: np.ndarray, count: int, apart: Sequence[bool]) -> list[int]:
+    """The places where two models' goodness differs, those where they answer differently first, then by how much.
 
-    >>> farthest(np.array([0.9, 0.5, 0.2]), np.array([0.8, 0.5, 0.9]), 10)
+    >>> farthest(np.array([0.9, 0.5, 0.2]), np.array([0.7, 0.5, 0.3]), 10, [False, False, True])
     [2, 0]
     """
     gaps = np.abs(one - other)
-    return [int(row) for row in np.argsort(-gaps, kind="stable")[:count] if gaps[row] > 0]
+    return [int(row) for row in np.lexsort((-gaps, ~np.array(apart, bool)))[:count] if gaps[row] > 0]
 
 
 def _facts_of(answers: Answers, task: Task, rows: Split) -> Facts:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LINES = ("#1d1c1a", "#b3362b", "#2f6690", "#5b8c5a", "#c98a2b", "#7a5195", "#77726a")
+LINES = ("#1d1c1a", "#b3362b", "#2f6690", "#5b8c5a", "#c98a2b", "#7a5195", "#77726a", "#3aa6a0", "#d16ba5", "#8a5a44")
 APART = 0.012  # of the width of the picture, by which arms stand apart at one value
 SPREAD = 0.13  # of the room of an arm, over which its runs are spread
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LINEAR = 1.0  # points; differences up to this are drawn to scale, larger ones ever more tightly
-ROW = 0.42  # inches a task
+ROW, LINE = 0.42, 0.12  # inches a task, and an arm of it where there are many
+LEGEND, LETTERS = 0.2, 80  # inches a line of the legend, and the letters that fit into one
 
 
 def draw_differences(pairs: Sequence[Pair]) -> "Figure":
@@ -22,9 +23,11 @@ def draw_differences(pairs: Sequence[Pair]) -> "Figure":
     tasks, arms = (
         list(dict.fromkeys(names)) for names in zip(*((p.one.task, p.other.arm) for p in pairs), strict=True)
     )
-    height = 1.45 + ROW * len(tasks)
+    columns = max(1, min(len(arms), LETTERS // (max(map(len, arms)) + 6)))
+    above = 0.33 + LEGEND * -(-len(arms) // columns)
+    height = 0.92 + above + max(ROW, LINE * (len(arms) + 1)) * len(tasks)
     figure = new_figure((7.6, height))
-    axes = figure.add_axes((0.13, 0.75 / height, 0.84, 1 - 1.28 / height))
+    axes = figure.add_axes((0.13, 0.75 / height, 0.84, 1 - (0.75 + above) / height))
     for number, arm in enumerate(arms):
         shift = (number - (len(arms) - 1) / 2) * 0.7 / max(len(arms), 2)
         colour = LINES[(number + 1) % len(LINES)]
@@ -49,7 +52,7 @@ def draw_differences(pairs: Sequence[Pair]) -> "Figure":
     label = f"points from {first}{scale}\nbars are two standard errors over seeds{marks}"
     axes.set_xlabel(label, fontsize=8.5, color=COLOURS["ink"])
     if len(arms) > 1:
-        axes.legend(frameon=False, fontsize=8.5, ncols=len(arms), loc="lower left", bbox_to_anchor=(-0.02, 1.0))
+        axes.legend(frameon=False, fontsize=8.5, ncols=columns, loc="lower left", bbox_to_anchor=(-0.02, 1.0))
     return figure
 
 
