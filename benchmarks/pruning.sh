@@ -13,7 +13,7 @@
 #   model             BERT-base, 12 layers of 768                               e5-small, 12 layers of 384
 #   training data     MNLI's 393k pairs                                         a file of 100k of SNLI's 549k pairs instead
 #   epochs            6 / 10 / 10                                               6 / 3 / 3
-#   learning rate     3e-5 / 3e-6 / 3e-5                                        1e-4
+#   learning rate     3e-5 / 3e-6 (size and L0 3e-5) / 3e-5                     1e-4
 #   batch             32 / 32 / 16                                              128 / 256 / 64
 #   warmup            12,000 / 11,000 / 5,400 steps, about an epoch             a tenth of the steps
 #   begin of the ramp 1 / 2 / 1 such warmups: about 0.16 / 0.19 / 0.10          0.125

@@ -2,8 +2,10 @@
 
     python benchmarks/sparse_inference.py --out results/sparse_inference
     python benchmarks/sparse_inference.py --out results/sparse_inference --threads 2
+    python benchmarks/sparse_inference.py --model e5-small --densities 0.1 0.03 --out results/sparse_inference/e5-small
 
-Random weights with random masks over the matrices of the layers; float32 everywhere. All ways take turns, and a time is
+Random weights with random masks over the matrices of the layers, or a model's own weights, the largest of all layers
+kept, which leaves more in some matrices than in others; float32 everywhere. All ways take turns, and a time is
 the median of its ratios to the dense encoder's in the same turn. "measured" multiplies each matrix as was faster when
 it was tried, "always sparse" every one sparsely. At density 1 nothing can be stored, and the dense encoder runs against
 a copy of itself: what differs there is noise.
@@ -22,6 +24,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from smallbert.files import write_json
+from smallbert.make import start_from
 from smallbert.measuring.card import machine, versions
 from smallbert.measuring.cost import measure_latencies
 from smallbert.methods import METHODS
@@ -30,14 +33,19 @@ from smallbert.model.encoder import Encoder
 from smallbert.model.folders import load_folder, probe_batch, save_folder
 from smallbert.model.zeros import sparse_linears
 from smallbert.report.figure import COLOURS, new_figure, strip_frame, to_png
+from smallbert.training.masks import maskable, prune_once
 
 DENSITIES = (1.0, 0.3, 0.2, 0.1, 0.05, 0.03, 0.01)
 TARGETS = {0.1: 1.5, 0.03: 3.0}  # times faster
 SHOWN = ("density", "bytes", "load_s", "dense_ms", "ms", "faster", "always_sparse", "ran_sparse", "linears", "rest")
 
 
-def make_dense(density: float, layers: int) -> Encoder:
-    """A random BERT of base shape whose layers keep a random share of their weights."""
+def make_dense(density: float, layers: int, model: str | None) -> Encoder:
+    """A random BERT of base shape whose layers keep a random share of their weights, or a model with its largest."""
+    if model:
+        encoder = start_from(model, lambda text: None).encoder.copy()
+        prune_once(encoder, maskable(encoder, "layers"), density, "global")
+        return encoder.eval()
     torch.manual_seed(0)
     encoder = Encoder(BertModel(BertConfig(num_hidden_layers=layers))).eval()
     with torch.no_grad():
@@ -56,16 +64,17 @@ def make_sparse(dense: Encoder, run: str) -> Encoder:
     return encoder.eval()
 
 
-def save_and_load(encoder: Encoder) -> tuple[float, float]:
-    """Seconds to load the encoder from files in the cache, and until its first scores, its choices made."""
+def save_and_load(encoder: Encoder) -> tuple[int, float, float]:
+    """Bytes of all weights on disk, seconds to load them from files in the cache, and until the first scores."""
     with tempfile.TemporaryDirectory() as folder:
         save_folder(encoder, Path(folder) / "model")
+        size = (Path(folder) / "model" / "model.safetensors").stat().st_size
         begun = time.perf_counter()
         loaded = load_folder(Path(folder) / "model")
         took = time.perf_counter() - begun
         with torch.inference_mode():
             loaded(probe_batch(loaded, (128,)))
-        return took, time.perf_counter() - begun
+        return size, took, time.perf_counter() - begun
 
 
 def matrix_bytes(encoder: Encoder) -> int:
@@ -107,19 +116,20 @@ def share_of_linears(encoder: Encoder, length: int, batch: int, threads: int, ro
 def measure(density: float, options: argparse.Namespace) -> dict[str, Any]:
     """One row of the table."""
     setting = {"length": options.length, "batch": options.batch, "threads": options.threads}
-    dense = make_dense(density, options.layers)
+    dense = make_dense(density, options.layers, options.model)
     encoders = {"dense": dense}
     if density < 1:
         encoders |= {run: make_sparse(dense, run) for run in ("measured", "sparse")}
     else:
         encoders |= {"measured": dense.copy()}
     ours = encoders["measured"]
-    load, ready = save_and_load(ours)
+    size, load, ready = save_and_load(ours)
     found = measure_latencies(encoders, **setting, seconds=options.seconds)
     share = share_of_linears(ours, **setting)
     return {
         "density": density,
         "bytes": round(matrix_bytes(ours) / matrix_bytes(dense), 4),
+        "file_mb": [round(save_and_load(dense)[0] / 1e6, 1), round(size / 1e6, 1)],
         "load_s": round(load, 2),
         "load_and_first_run_s": round(ready, 2),
         "dense_ms": round(found["dense"]["p50_ms"], 1),
@@ -167,6 +177,7 @@ def main() -> None:
     for name, value in {"length": 128, "batch": 1, "threads": 1, "layers": 12}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--seconds", type=float, default=8.0, help="for each of the three ways, at each density")
+    parser.add_argument("--model", help="a folder; a random BERT-base if not given")
     parser.add_argument("--densities", type=float, nargs="+", default=list(DENSITIES))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -177,7 +188,10 @@ def main() -> None:
         print(*(f"{rows[-1][name]!s:>13}" for name in SHOWN), flush=True)
     if options.out:
         setting = {name: getattr(options, name) for name in ("batch", "length", "threads")}
-        given = [f"--{name} {value}" for name, value in (setting | {"layers": options.layers}).items()]
+        shape: dict[str, Any] = {"model": Path(options.model).name} if options.model else {"layers": options.layers}
+        if options.densities != list(DENSITIES):
+            shape["densities"] = " ".join(map(str, options.densities))
+        given = [f"--{name} {value}" for name, value in (setting | shape).items()]
         facts = {
             "benchmark": "sparse_inference",
             "command": " ".join(["python benchmarks/sparse_inference.py", *given]),
@@ -185,7 +199,8 @@ def main() -> None:
         title = f"batch {options.batch}, {options.length} tokens, {options.threads} thread{'s' * (options.threads > 1)}"
         record = {**facts, "setting": title, "rows": rows, "versions": versions(), "machine": machine()}
         write_json(options.out / f"{'_'.join(f'{name}{value}' for name, value in setting.items())}.json", record)
-        draw(options.out)
+        if not options.model:
+            draw(options.out)
 
 
 if __name__ == "__main__":

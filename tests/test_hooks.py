@@ -224,7 +224,7 @@ def test_loss_weights_follow_schedules(trained):
         trains: ClassVar[bool] = True
 
         def weights(self, phase: Any) -> dict[str, Any]:
-            return {"task": Schedule(1.0, 0.0), "size": Schedule(0.0, 2.0, shape="staircase", stairs=2), "half": 0.5}
+            return {"task": Schedule(1.0, 0.0), "size": Schedule(0.0, 2.0, stairs=2), "half": 0.5}
 
         def loss(self, step: Any) -> dict[str, Any]:
             size = step.penalty(step.phase.encoder.get_parameter(WORDS).square().mean())

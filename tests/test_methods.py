@@ -78,7 +78,7 @@ def test_schedule_values():
     assert [cubic.at(x) for x in (0.0, 0.1, 0.7, 1.0)] == pytest.approx([1.0, 1.0, 0.1, 0.1])
     assert cubic.at(0.4) == pytest.approx(0.1 + 0.9 * (1 - (0.4 - 0.1) / 0.6) ** 3)  # Zhu and Gupta's formula
     assert Schedule(2.0, 4.0).at(0.25) == 2.5
-    stairs = Schedule(0.0, 1.0, shape="staircase", stairs=4)
+    stairs = Schedule(0.0, 1.0, stairs=4)
     assert [stairs.at(x) for x in (0.0, 0.24, 0.25, 0.74, 0.75, 1.0)] == [0.0, 0.0, 0.25, 0.5, 0.75, 1.0]
     assert [Schedule(1.0, 0.2, shape="constant").at(x) for x in (0.0, 0.5)] == [0.2, 0.2]
     assert [Schedule(1.0, 0.0, begin=0.5, finish=0.5).at(x) for x in (0.0, 0.49, 0.5, 1.0)] == [1.0, 1.0, 0.0, 0.0]

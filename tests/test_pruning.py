@@ -34,6 +34,8 @@ def test_a_drop_and_stairs_for_well_tuned_magnitude_pruning(encoder):
     )
     assert METHODS["magnitude"](0.1).schedule() == Schedule(1.0, 0.1, 0.1, 0.7, "cubic")
     assert METHODS["magnitude"](0.6, first=0.3).schedule().at(0.5) == 0.6
+    at_once = METHODS["magnitude"](0.1, begin=0.5, finish=0.8, shape="constant").schedule()
+    assert [at_once.at(x) for x in (0.0, 0.49, 0.5, 0.7, 1.0)] == [1.0, 1.0, 0.1, 0.1, 0.1]
     phase = phase_of(f"magnitude(0.1, begin=0.2, finish=0.8, first=0.4, stairs=3) + {WHOLE}", encoder, TASK)
     for phase.step, share in ((1, 1.0), (2, 0.4), (3, 0.4), (4, steps[1]), (10, 0.1)):
         phase.set_dials()

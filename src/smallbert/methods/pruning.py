@@ -36,7 +36,7 @@ class Gradual(Method, shared=True):
 
     def schedule(self) -> Schedule:
         """Which share of the weights is seen, by how much of the phase is done."""
-        before = None if self.first == 1 else 1.0
+        before = None if self.first == 1 and self.shape != "constant" else 1.0
         return Schedule(max(self.first, self.keep), self.keep, self.begin, self.finish, self.shape, self.stairs, before)
 
     def cuts(self, phase: Any) -> Cuts:

@@ -42,7 +42,7 @@ class Sparse(Method):
         raise UserError(
             f"sparse: none of the {every} real-valued matrices in the layers of this {encoder.family} model has so "
             "many zeros that it is smaller without them; prune first, as in magnitude(0.1) + train | sparse, and "
-            "quantize afterwards"
+            "quantize afterwards, or leave sparse out to have the model as it is"
         )
 
     def build(self, encoder: Any, plan: dict[str, Any]) -> None:

@@ -86,8 +86,8 @@ def _load_ours(path: Path) -> Encoder:
 def _rebuild(path: Path, saved: dict[str, Any]) -> Encoder:
     """The encoder that a folder's encoder.json tells of, with weights not yet set, or one sentence on what is wrong."""
     file, form = path / "encoder.json", saved.get("format", 0)
-    if type(form) is not int:
-        raise UserError(f"{file} does not say its format as a whole number; {AGAIN}")
+    if type(form) is not int or form < 1:
+        raise UserError(f"{file} does not say its format as a number from 1 on; {AGAIN}")
     if form > FORMAT:
         raise UserError(f"{path} was written by a newer smallbert (format {form}); upgrade smallbert to load it")
     if lost := [name for name in ("config", "history", "layout", "source") if name not in saved]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 from time import perf_counter
@@ -25,7 +26,13 @@ PIECE = 32  # tokens that are multiplied at once: their inputs stay in the cache
 MOST = 128  # tokens that ways are timed with; more of them only repeat it
 TURNS, ENOUGH = range(4, 12), 0.03  # how many turns each way is timed in, the more the less seconds they take
 SPARSE_KERNELS = torch.backends.mkl.is_available()  # torch's own sparse products for CPUs; without them all is dense
-_fastest: dict[Hashable, str] = {}  # of this process: products of like shape, density and threads are timed once
+AGAIN = (
+    1,
+    8,
+    64,
+)  # which products of a kind are timed: at the first the machine may be busy with other things
+_timed: dict[Hashable, dict[str, float]] = {}  # of this process, by kind of product: the least time of each way
+_seen: Counter[Hashable] = Counter()  # how many there were of a kind
 
 
 def pack(weight: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -139,12 +146,14 @@ class SparseLinear(Keeping):
         density = len(self.values) / (self.in_features * self.out_features)
         step = round(2 * math.log2(max(density, 1e-6)))  # half of an octave
         key = (self.out_features, self.in_features, step, (len(few) - 1).bit_length(), torch.get_num_threads())
-        if key not in _fastest:
+        _seen[key] += 1
+        if _seen[key] in AGAIN:
             ways = {"dense": lambda: self._multiply_dense(few), "sparse": lambda: self._multiply_sparse(few)}
             with _disable_current_modes():  # who counts multiplications must not count these
-                _fastest[key] = time_ways(ways)
-            self._kept = {kind: kept for kind, kept in self._kept.items() if kind == _fastest[key]}
-        return _fastest[key]
+                taken = time_ways(ways)
+            _timed[key] = {way: min(time, _timed.get(key, taken)[way]) for way, time in taken.items()}
+            self._kept = {kind: kept for kind, kept in self._kept.items() if kind == _fastest(key)}
+        return _fastest(key)
 
     def _multiply_dense(self, inputs: Tensor) -> Tensor:
         dtype = inputs.dtype
@@ -172,8 +181,12 @@ class SparseLinear(Keeping):
             return torch.sparse_csr_tensor(rows, places % shape[1], self.values.float(), shape)
 
 
-def time_ways(ways: Mapping[str, Callable[[], object]]) -> str:
-    """The name of the way that took the least time in a few turns, the first of which warms up."""
+def _fastest(key: Hashable) -> str:
+    return min(_timed[key], key=lambda way: _timed[key][way])
+
+
+def time_ways(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """The least time that each way took in a few turns, the first of which warms up."""
     taken, begun = dict.fromkeys(ways, math.inf), perf_counter()
     for turn in range(TURNS.stop):
         if turn >= TURNS.start and perf_counter() - begun > ENOUGH:
@@ -182,7 +195,7 @@ def time_ways(ways: Mapping[str, Callable[[], object]]) -> str:
             start = perf_counter()
             run()
             taken[name] = min(taken[name], perf_counter() - start)
-    return min(taken, key=lambda name: taken[name])
+    return taken
 
 
 def sparse_linears(module: nn.Module) -> dict[str, SparseLinear]:

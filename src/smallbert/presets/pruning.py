@@ -10,6 +10,7 @@ KURTIC = "Kurtic et al. 2022, The Optimal BERT Surgeon, arXiv:2203.07259"
 JIANG = "Jiang et al. 2023, Pruning Pre-trained Language Models Without Fine-Tuning, arXiv:2210.06210"
 CLOSE = "importance of PLATON, arXiv:2206.12562; states as in TinyBERT, arXiv:1909.10351; put together here"
 DENSE, LONG = "finetune(epochs=3, lr=7e-5, batch=64)", "train(epochs=10, lr=5e-4, batch=128, weight_decay=0.0)"
+SIX = "train(epochs=6, lr=3e-5, weight_decay=0.0, freeze='embeddings')"  # as Sanh et al. and BERMo train under masks
 
 ROWS = [
     Preset(
@@ -61,7 +62,7 @@ ROWS = [
     ),
     Preset(
         "gmp10",
-        "finetune | magnitude(0.1) + distill(alpha=0.9) + train(epochs=6, lr=3e-5)",
+        f"finetune | magnitude(0.1) + distill(alpha=0.9) + {SIX}",
         f"Zhu and Gupta 2017, To prune, or not to prune, arXiv:1710.01878; numbers from {SANH}",
         "Gradually keep the largest 10 % of the encoder's weights while distilling; the published run starts from the "
         "pretrained encoder, this one from the fine-tuned.",
@@ -74,7 +75,7 @@ ROWS = [
     ),
     Preset(
         "movement10",
-        "finetune | movement(0.1) + distill(alpha=0.9) + train(epochs=6, lr=3e-5)",
+        f"finetune | movement(0.1) + distill(alpha=0.9) + {SIX}",
         SANH,
         "Keep the 10 % of the encoder's weights that move away from zero, while distilling; the published run starts "
         "from the pretrained encoder, this one from the fine-tuned.",
@@ -87,7 +88,7 @@ ROWS = [
     ),
     Preset(
         "soft10",
-        "finetune | soft_movement(pull=200) + distill(alpha=0.9) + train(epochs=6, lr=3e-5)",
+        f"finetune | soft_movement(pull=200) + distill(alpha=0.9) + {SIX}",
         SANH,
         "Keep the weights whose learned scores stay above a threshold, under a pull on all scores, while distilling; "
         "how many stay follows from the pull. The published run, about 10 %, starts from the pretrained encoder.",
@@ -100,7 +101,7 @@ ROWS = [
     ),
     Preset(
         "l0-masks",
-        "finetune | l0(pull=50) + distill(alpha=0.9) + train(epochs=6, lr=3e-5)",
+        f"finetune | l0(pull=50) + distill(alpha=0.9) + {SIX}",
         f"Louizos et al. 2018, arXiv:1712.01312; numbers from {SANH}",
         "Random masks whose chance to be open is learned, while distilling; how many stay follows from the pull. The "
         "published run, 10 %, starts from the pretrained encoder.",
@@ -184,7 +185,7 @@ ROWS = [
     ),
     Preset(
         "bermo-magnitude",
-        "mix_layers | magnitude(0.1) + train(epochs=6, lr=3e-5)",
+        f"mix_layers | magnitude(0.1) + {SIX}",
         BERMO,
         "Read a mixture of all layers and gradually keep the largest 10 % of the encoder's weights.",
         published(
@@ -196,7 +197,7 @@ ROWS = [
     ),
     Preset(
         "kd-pruned",
-        f"{FROM_THE_START} | mix_layers + movement(0.1) + distill(alpha=0.9) + train(epochs=6, lr=3e-5)",
+        f"{FROM_THE_START} | mix_layers + movement(0.1) + distill(alpha=0.9) + {SIX}",
         BERMO,
         "Go back to the pretrained encoder, read a mixture of all its layers, keep the 10 % of the weights that move "
         "away from zero, and learn from the fine-tuned one; the head begins as its teacher's.",

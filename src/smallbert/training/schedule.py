@@ -8,7 +8,6 @@ SHAPES = {
     "constant": lambda share: 1.0,
     "linear": lambda share: share,
     "cubic": lambda share: 1 - (1 - share) ** 3,
-    "staircase": lambda share: share,
 }
 
 
