@@ -3,8 +3,8 @@
     python benchmarks/pooler_cost.py e5-small --out results/pooler_cost
 
 What is timed is the shape: the encoder with its own head, with an AdapterPooler (width 16, texts of up to 128 tokens)
-over all layers, and with one over the lower layers alone, the others cut off. Dense products take as long whatever their
-weights are, so nothing is trained. A ratio is the median over turns.
+over all layers, and with one over the lower layers alone, the others cut off. Dense products take as long whatever
+their weights are, so nothing is trained. A ratio is the median over turns.
 """
 
 from __future__ import annotations
