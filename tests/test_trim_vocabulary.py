@@ -1,11 +1,13 @@
 """Fewer word pieces: which stay, that texts made of them are cut and scored as before, and what is written down."""
 
+import json
 import random
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from test_resume import counted, killed_at
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from toys import check_refused, is_same_state, phase_of, run, scores_of, small, stream_of, toy_task
@@ -113,7 +115,7 @@ MAKES = pytest.mark.parametrize("make", [word_pieces, byte_pairs, letter_pairs, 
 
 def test_word_pieces_by_hand():
     names = [*BERT, "a", "b", "##a", "##b", "##c", "ab", "##ab", "##bc", "abab", "bb", "##é"]
-    backend = Tokenizer(models.WordPiece({name: number for number, name in enumerate(names)}, unk_token="[UNK]"))
+    backend = Tokenizer(models.WordPiece(_numbered(names), unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.add_tokens(["<new>"])
     old = dressed(backend, [BERT[2], BERT[0], BERT[3], BERT[1], BERT[4]])
@@ -129,7 +131,7 @@ def test_word_pieces_by_hand():
 
 def test_a_piece_stays_if_its_letters_do_not_spell_it():
     names = [*BERT, "a", "##a", "ax", "##xa", "aa"]  # there is no ##x
-    backend = Tokenizer(models.WordPiece({name: number for number, name in enumerate(names)}, unk_token="[UNK]"))
+    backend = Tokenizer(models.WordPiece(_numbered(names), unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     new = made_of(dressed(backend, [BERT[2], BERT[0], BERT[3], BERT[1], BERT[4]]), ["a"])
     assert set(names) - set(new.get_vocab()) == {"aa"} and new.tokenize("ax aa") == ["ax", "a", "##a"]
@@ -139,7 +141,7 @@ def test_byte_pairs_by_hand():
     """A piece brings all that it is joined from, in the order of joining; another way to the same piece is no need."""
     letters, merges = [*"abcd"], [("b", "c"), ("a", "b"), ("a", "bc"), ("abc", "d"), ("ab", "c"), ("c", "d")]
     names = [*ROBERTA, *letters, "bc", "ab", "abc", "abcd", "cd"]
-    backend = Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, merges, unk_token="<unk>"))
+    backend = Tokenizer(models.BPE(_numbered(names), merges, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     old = dressed(backend, ROBERTA)
     assert all_of(old)("abcd") == {*letters, "bc", "abc", "abcd"} - set(letters) and all_of(old)("ab") == {"ab"}
@@ -165,8 +167,10 @@ def test_letters_that_are_not_known_are_still_written_in_bytes():
     byte = [f"<0x{number:02X}>" for number in range(256)]
     names = [*ROBERTA, *byte, "a", "b", "ab", "aa"]
     likely = models.Unigram([(name, -1.0 - number) for number, name in enumerate(names)], unk_id=3, byte_fallback=True)
-    numbers = {name: number for number, name in enumerate(names)}
-    for model in (likely, models.BPE(numbers, [("a", "b"), ("a", "a")], unk_token="<unk>", byte_fallback=True)):
+    for model in (
+        likely,
+        models.BPE(_numbered(names), [("a", "b"), ("a", "a")], unk_token="<unk>", byte_fallback=True),
+    ):
         backend = Tokenizer(model)
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         old = dressed(backend, ROBERTA)
@@ -222,6 +226,45 @@ def test_a_saved_tokenizer_is_the_same(make, tmp_path):
     assert found(texts)["input_ids"] == new(texts)["input_ids"] and found.model_max_length == 64
 
 
+def dress_of(family):
+    """A tokenizer as transformers makes it for a family."""
+    likely, pairs = (json.loads(make().backend_tokenizer.to_str())["model"] for make in (likely_pieces, byte_pairs))
+    ordinary = [tuple(entry) for entry in likely["vocab"] if entry[0] not in ROBERTA]
+    pieces = [name for name in word_pieces().get_vocab() if name not in BERT]
+
+    def of(*names):
+        return [(name, 0.0) for name in names]
+
+    makes = {
+        "roberta": lambda: transformers.RobertaTokenizer(pairs["vocab"], [tuple(pair) for pair in pairs["merges"]]),
+        "xlm-roberta": lambda: transformers.XLMRobertaTokenizer([*of(*ROBERTA[:4]), *ordinary, *of("<mask>")]),
+        "albert": lambda: transformers.AlbertTokenizer([*of("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"), *ordinary]),
+        "deberta-v2": lambda: transformers.DebertaV2Tokenizer([*of("[PAD]", "[CLS]", "[SEP]", "[UNK]"), *ordinary]),
+        "mpnet": lambda: transformers.MPNetTokenizer(_numbered([*ROBERTA[:3], "[UNK]", "<unk>", *pieces, "<mask>"])),
+        "bert": lambda: transformers.BertTokenizer(_numbered([*BERT, *pieces]), extra_special_tokens=["<one>"]),
+    }
+    return makes[family]()
+
+
+def _numbered(names):
+    return {name: number for number, name in enumerate(names)}
+
+
+@pytest.mark.parametrize("name", ["roberta", "xlm-roberta", "albert", "deberta-v2", "mpnet", "bert"])
+def test_tokenizers_of_families(name, tmp_path):
+    old = dress_of(name)
+    new = made_of(old, LINES)
+    new.save_pretrained(tmp_path)
+    found = AutoTokenizer.from_pretrained(tmp_path)
+    texts = [*LINES, f"the {old.mask_token} film", f"the{old.mask_token}film", "the <one> film"][
+        : -1 if name != "bert" else None
+    ]
+    assert seen(old, texts) == seen(new, texts) == seen(found, texts) and len(found) == len(new) < len(old)
+    assert old.special_tokens_map == new.special_tokens_map == found.special_tokens_map
+    assert old.all_special_tokens == new.all_special_tokens and ("<one>" in new.all_special_tokens) == (name == "bert")
+    assert not any(one.unk_token in row for one in (old, new) for row in seen(one, MORE))
+
+
 # What the model makes of it
 
 
@@ -254,8 +297,6 @@ def test_scores_are_the_same_to_the_last_bit(make, family, tmp_path):
 
 
 def test_hugging_face_reads_the_folder(tmp_path):
-    import transformers
-
     made = run("trim_vocabulary", fitted("roberta", byte_pairs), TASK).encoder
     assert save_folder(made, tmp_path / "made") == "huggingface"
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "made").eval()
@@ -273,7 +314,7 @@ def test_padding_stays_where_positions_count_from_it():
     letters = "abcdefghijklmnopqrstuvwxyz"
     names = ["odd", "even", "<pad>", "<s>", "</s>", "<unk>", "<mask>", *letters, *(f"##{letter}" for letter in letters)]
     names += ["film", "was"]
-    backend = Tokenizer(models.WordPiece({name: number for number, name in enumerate(names)}, unk_token="<unk>"))
+    backend = Tokenizer(models.WordPiece(_numbered(names), unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     encoder = small("roberta", vocab_size=len(names), pad_token_id=2, bos_token_id=3, eos_token_id=60)
     encoder.tokenizer = dressed(backend, ROBERTA)
@@ -426,7 +467,6 @@ def test_refusals(tmp_path):
         check_refused(recipe, encoder, None if encoder is blank else TASK, said)
     with pytest.raises(UserError, match="give --task, or trim_vocabulary"):
         run("trim_vocabulary", small(), None)
-    short.tokenizer.get_vocab()
     text.write_text("word30")  # which has number 97
     check_refused(f"trim_vocabulary(text={str(text)!r})", short, TASK, "only 90 word embeddings")
 
