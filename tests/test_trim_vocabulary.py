@@ -114,7 +114,7 @@ MAKES = pytest.mark.parametrize("make", [word_pieces, byte_pairs, letter_pairs, 
 
 
 def test_word_pieces_by_hand():
-    names = [*BERT, "a", "b", "##a", "##b", "##c", "ab", "##ab", "##bc", "abab", "bb", "##é"]
+    names = ["[PAD]", "bbb", *BERT[1:], "a", "b", "##a", "##b", "##c", "ab", "##ab", "##bc", "abab", "bb", "##é"]
     backend = Tokenizer(models.WordPiece(_numbered(names), unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.add_tokens(["<new>"])
@@ -127,6 +127,23 @@ def test_word_pieces_by_hand():
     ]  # fmt: skip
     assert new.tokenize("abab abc bb ab <new>") == ["ab", "##a", "##b", "ab", "##c", "b", "##b", "ab", "<new>"]
     assert new("ab [MASK]")["input_ids"] == [2, 10, 4, 3]
+
+
+def test_marks_around_texts_get_their_new_numbers():
+    names = ["[PAD]", "aaa", "aa", *BERT[1:], "a", "##a"]
+    marks = [("[SEP]", 5), ("[CLS]", 4)]
+    spaces = processors.ByteLevel()
+    for post in (
+        processors.BertProcessing(*marks),
+        processors.RobertaProcessing(*marks),
+        processors.TemplateProcessing("[CLS] $A [SEP]", None, marks),
+        processors.Sequence([spaces, processors.TemplateProcessing("[CLS] $A [SEP]", None, marks)]),
+    ):
+        backend = Tokenizer(models.WordPiece(_numbered(names), unk_token="[UNK]"))
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        old = dressed(backend, [BERT[2], BERT[0], BERT[3], BERT[1], BERT[4]])
+        old.backend_tokenizer.post_processor = post
+        assert old("aa")["input_ids"] == [4, 2, 5] and made_of(old, ["a"])("aa")["input_ids"] == [2, 5, 6, 3]
 
 
 def test_a_piece_stays_if_its_letters_do_not_spell_it():
