@@ -80,6 +80,7 @@ CHAINS = [
     f"pool_layers('mix', beside=True, norm='feature') + magnitude(0.5) + {SHORT} | cut_to_mixture(0.6)",
     f"add_vocabulary(60) | pretrain(epochs=1, batch=8, lr=0.001) | small_vocabulary | {SHORT}",
     "add_vocabulary(60) | pretrain(epochs=1, batch=8) | drop_layers(2) | finetune(epochs=1, batch=8) | quantize",
+    f"finetune(epochs=1, batch=8) | trim_vocabulary | drop_layers(2) | distill + {SHORT} | quantize",
     f"pool_layers(masked=False) | {SHORT} | pool_layers('attention', masked=False, detach=True) + {SHORT}",
     f"finetune(epochs=1, batch=8) | mix_layers | magnitude(0.5) + quantize_aware + distill + {SHORT} | drop_layers(2)",
     f"quantize(3, scope='group', group=5, feedback=True) | {SHORT} | drop_layers(2)",

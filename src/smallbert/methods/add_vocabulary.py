@@ -8,7 +8,7 @@ from smallbert.errors import UserError
 from smallbert.methods.small_vocabulary import SmallVocabulary, need_pieces, put_table
 from smallbert.model.anatomy import words
 from smallbert.model.vocabulary import SPECIAL, mean_rows, old_rows
-from smallbert.model.words import WORDS, WordHead
+from smallbert.model.words import WORDS, WordHead, fill_rows
 
 
 class AddVocabulary(SmallVocabulary):
@@ -44,11 +44,4 @@ class AddVocabulary(SmallVocabulary):
         def longer(values: Any) -> Any:
             return torch.cat([values, mean_rows(values, rows)])
 
-        with torch.no_grad():
-            words(encoder.backbone).weight.copy_(longer(words(before.backbone).weight))  # type: ignore[operator]
-            if WORDS in before.heads:
-                for name, parameter in encoder.heads[WORDS].named_parameters():
-                    theirs = before.heads[WORDS].get_parameter(name)
-                    parameter.copy_(theirs if theirs.shape == parameter.shape else longer(theirs))
-        if "bias" in before.spare:
-            encoder.spare = {**before.spare, "bias": longer(before.spare["bias"])}
+        fill_rows(encoder, before, longer)

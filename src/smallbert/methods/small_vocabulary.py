@@ -21,6 +21,8 @@ from smallbert.model.vocabulary import (
 )
 from smallbert.model.words import drop_word_head
 
+NUMBERED = [f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep", "mask", "unk")]  # in a config
+
 
 class SmallVocabulary(Method):
     """Train a small WordPiece vocabulary on a text file or on the task's texts and read with that from now on.
@@ -51,17 +53,15 @@ class SmallVocabulary(Method):
         pieces = encoder.second or self.learn(encoder, task)
         if not any(pieces):
             return {"size": len(pieces) or self.size, "pieces": [], "numbers": {}}
-        _check(encoder, self.name)
+        check_table(encoder, self.name)
         old, special = encoder.tokenizer.get_vocab(), special_pieces(encoder.tokenizer)
         numbers = {str(old[name]): place for place, name in enumerate(special) if name in old}
-        pad = getattr(encoder.backbone.config, "pad_token_id", None)
-        if anatomy(encoder.backbone).offset and numbers.get(str(pad), pad) != pad:
-            raise UserError("small_vocabulary: this model counts positions from its padding, which cannot be moved")
+        check_padding(encoder, numbers, self.name)
         return {"size": len(pieces), "pieces": list(pieces), "numbers": numbers}
 
     def learn(self, encoder: Any, task: Any) -> list[str]:
         """The pieces of a new vocabulary; none where there is no text to learn from, and none for an estimate."""
-        _check(encoder, self.name)
+        check_table(encoder, self.name)
         if self.text is not None:
             check_text(self.text, self.name)
         if (self.text is None and task is None) or encoder.device.type == "meta":
@@ -70,14 +70,7 @@ class SmallVocabulary(Method):
 
     def build(self, encoder: Any, plan: dict[str, Any]) -> None:
         """A smaller table, and a config that knows the new numbers."""
-        old: Any = words(encoder.backbone)
-        config = encoder.backbone.config
-        for name in ("pad", "bos", "eos", "cls", "sep", "mask", "unk"):
-            number = getattr(config, f"{name}_token_id", None)
-            if str(number) in plan["numbers"]:
-                setattr(config, f"{name}_token_id", plan["numbers"][str(number)])
-        pad = plan["numbers"].get(str(old.padding_idx), old.padding_idx)
-        put_table(encoder, plan["size"], pad if (pad or 0) < plan["size"] else None)
+        change_table(encoder, plan["size"], plan["numbers"])
         encoder.second = []
         if not plan["pieces"]:
             encoder.tokenizer = None  # an estimate knows no more than that it is another one
@@ -101,13 +94,33 @@ def put_table(encoder: Any, size: int, padding: int | None) -> None:
     encoder.backbone.config.vocab_size = size
 
 
+def change_table(encoder: Any, size: int, numbers: dict[str, int | None]) -> None:
+    """An empty word table, and a config that knows the new numbers by the old ones."""
+    old: Any = words(encoder.backbone)
+    config = encoder.backbone.config
+    for name in NUMBERED:
+        number = getattr(config, name, None)
+        if str(number) in numbers:
+            setattr(config, name, numbers[str(number)])
+    pad = numbers.get(str(old.padding_idx), old.padding_idx)
+    put_table(encoder, size, pad if (pad or 0) < size else None)
+
+
+def check_padding(encoder: Any, numbers: dict[str, Any], name: str) -> None:
+    """Refuse to move the padding of a model that counts positions from it."""
+    pad = getattr(encoder.backbone.config, "pad_token_id", None)
+    if anatomy(encoder.backbone).offset and numbers.get(str(pad), pad) != pad:
+        raise UserError(f"{name}: this model counts positions from its padding, which cannot be moved")
+
+
 def need_pieces(plan: dict[str, Any], name: str) -> None:
     """Refuse to go on with a vocabulary that no text was there for."""
     if not plan["pieces"]:
         raise UserError(f"{name} learns from texts: give --task, or {name}(text='file.txt')")
 
 
-def _check(encoder: Any, name: str) -> None:
+def check_table(encoder: Any, name: str) -> None:
+    """Refuse word embeddings in few bits, and a model that comes without a tokenizer."""
     if not isinstance(words(encoder.backbone), nn.Embedding):
         raise UserError(f"{name} needs plain word embeddings; put quantize behind it")
     if encoder.tokenizer is None and encoder.device.type != "meta":

@@ -70,7 +70,6 @@ def train_pieces(texts: Callable[[], Iterator[str]], size: int, tokenizer: Any) 
 def make_tokenizer(pieces: list[str], old: Any) -> Any:
     """A tokenizer of these pieces, with the special ones, the case and the limits of an old one."""
     from tokenizers import processors
-    from transformers import PreTrainedTokenizerFast
 
     names = {f"{kind}_token": getattr(old, f"{kind}_token", None) or name for kind, name in SPECIAL.items()}
     made, begin, end = _word_pieces(pieces, old), names["cls_token"], names["sep_token"]
@@ -79,12 +78,15 @@ def make_tokenizer(pieces: list[str], old: Any) -> Any:
         pair=f"{begin}:0 $A:0 {end}:0 $B:1 {end}:1",
         special_tokens=[(begin, pieces.index(begin)), (end, pieces.index(end))],
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        model_max_length=old.model_max_length,
-        model_input_names=list(old.model_input_names),
-        **names,
-    )
+    return wrapped(made, old, **names)
+
+
+def wrapped(made: Any, old: Any, **names: Any) -> Any:
+    """A tokenizer as transformers has it, with the limits of an old one."""
+    from transformers import PreTrainedTokenizerFast
+
+    limits = {"model_max_length": old.model_max_length, "model_input_names": list(old.model_input_names)}
+    return PreTrainedTokenizerFast(tokenizer_object=made, **limits, **names)
 
 
 def _word_pieces(pieces: list[str], old: Any) -> Any:

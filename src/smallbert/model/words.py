@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,17 @@ def drop_word_head(encoder: Any) -> None:
     encoder.spare = {}
     if WORDS in encoder.heads:
         del encoder.heads[WORDS]
+
+
+def fill_rows(encoder: Any, before: Any, rows: Callable[[Tensor], Tensor]) -> None:
+    """Word embeddings and what guesses words, from an encoder with other rows; `rows` makes ours of theirs."""
+    with torch.no_grad():
+        words(encoder.backbone).weight.copy_(rows(words(before.backbone).weight))  # type: ignore[operator, arg-type]
+        for name, parameter in encoder.heads[WORDS].named_parameters() if WORDS in encoder.heads else ():
+            theirs = before.heads[WORDS].get_parameter(name)
+            parameter.copy_(theirs if theirs.shape == parameter.shape else rows(theirs))
+    if "bias" in before.spare:
+        encoder.spare = {**before.spare, "bias": rows(before.spare["bias"])}
 
 
 def check_word_head(encoder: Any, who: str) -> None:
