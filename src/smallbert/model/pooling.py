@@ -149,7 +149,7 @@ class AdapterPooler(Pooler):
         scores = self.out.bias.float()
         for state, weight in zip(self._read(states), self._layers().unbind(1), strict=True):
             seen = GATHER[self.tokens](batch, self.project(state), self.length)
-            scores = scores + functional.linear(seen, weight).float()
+            scores = scores + functional.linear(seen, weight[:, : seen.shape[1]]).float()
         return scores
 
     def keep(self, kept: list[int]) -> None:
@@ -164,8 +164,13 @@ class AdapterPooler(Pooler):
 
 
 def _by_position(batch: Batch, features: Tensor, length: int) -> Tensor:
-    """(…, tokens, width) -> (sequences, length * width), zeros where a text has no token."""
-    return functional.pad(batch.rows(features, 0.0), (0, 0, 0, length))[:, :length].flatten(1)
+    """(…, tokens, width) -> (sequences, length * width), zeros where a text has no token.
+
+    Zeros behind the longest text of a batch change nothing; where the states are at hand they would take a sixth of the
+    time, and are left out.
+    """
+    rows = batch.rows(features, 0.0)
+    return (rows if batch.hidden is not None else functional.pad(rows, (0, 0, 0, length)))[:, :length].flatten(1)
 
 
 GATHER: dict[str, Callable[[Batch, Tensor, int], Tensor]] = {
