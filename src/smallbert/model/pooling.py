@@ -149,7 +149,7 @@ class AdapterPooler(Pooler):
         scores = self.out.bias.float()
         for state, weight in zip(self._read(states), self._layers().unbind(1), strict=True):
             seen = GATHER[self.tokens](batch, self.project(state), self.length)
-            scores = scores + functional.linear(seen, weight[:, : seen.shape[1]]).float()
+            scores = scores + functional.linear(seen, weight[:, : seen.shape[-1]]).float()
         return scores
 
     def keep(self, kept: list[int]) -> None:
