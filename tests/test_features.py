@@ -25,7 +25,9 @@ from smallbert.data import Stream
 from smallbert.errors import RunError, UserError
 from smallbert.features import building, computing
 from smallbert.features.building import build_store
+from smallbert.features.frozen import Frozen
 from smallbert.features.plan import plan_store
+from smallbert.features.room import Room
 from smallbert.features.store import open_store
 from smallbert.model.folders import save_folder
 from smallbert.model.walk import walk
@@ -411,6 +413,37 @@ def test_the_verbs(tmp_path, capsys):
 # Training from a store.
 
 FROZEN = "train(epochs=4, batch=8, lr=0.01, freeze='backbone', layout={!r}, store={!r})"
+
+
+def test_memory_is_lent_again_only_when_nobody_holds_it():
+    room = Room()
+    first = room.take((2, 3), torch.float16)
+    place, view = first.data_ptr(), first.fill_(1.0)[1:]
+    others = [room.take((2, 3), torch.float16).fill_(2.0) for _ in range(4)]
+    del first
+    others.append(room.take((2, 3), torch.float16).fill_(3.0))
+    assert view.tolist() == [[1.0] * 3] and len({one.data_ptr() for one in (view, *others)}) == 6
+    del view
+    again = room.take((1, 2), torch.float32)  # smaller, and of another kind
+    assert again.data_ptr() == place and again.shape == (1, 2) and again.dtype == torch.float32
+    assert room.take((200,), torch.float32).shape == (200,)  # larger than any piece there is
+
+
+def test_texts_are_put_where_their_tokens_stand(tmp_path):
+    """A batch brings each text's states at its tokens and zeros elsewhere, also in memory that was used before."""
+    encoder = run("head | pool_layers(layers=[2, 0])", small(), TASK).encoder
+    stream = stream_of(encoder, TASK, "train")
+    store = build(tmp_path / "s", encoder, dtype="float32")
+    frozen = Frozen(store, stream, [0, 2], False)
+    for layout in (Layout(False, 64), Layout(True, 64, grain=32)):
+        for index in (INDEX, INDEX[::-1].copy(), np.arange(7, 19)):
+            frozen._room.take((2, 900, store.about["width"]), torch.float32).fill_(torch.nan)
+            batch = frozen.make_batch(index, layout, 16)
+            hidden, real = batch.hidden, batch.tokens()
+            for place, number in enumerate((0, 2)):
+                wanted = torch.cat([store.read([text])[number] for text in index])
+                assert torch.equal(hidden[place][real], wanted)
+                assert not hidden[place][~real].any()
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])

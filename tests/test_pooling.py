@@ -129,6 +129,35 @@ def test_attention_is_the_formula(kind):
             torch.testing.assert_close(scores[row, token], pooler.out((seen @ pooler.query).softmax(0) @ seen))
 
 
+@pytest.mark.parametrize("norm", ["none", "feature"])
+def test_a_state_kept_in_half_precision_is_read_as_if_it_were_whole_and_is_not_remembered_so(norm):
+    project, state = Projection(8, 3, norm), stack(1)[0].half()
+    found, remembered = [], []
+    for one in (state, state.float()):
+        project.zero_grad()
+        with torch.autograd.graph.saved_tensors_hooks(lambda kept: remembered.append(kept) or kept, lambda kept: kept):
+            made = project(one, torch.ones(3))
+        made.square().sum().backward()
+        found.append([made.detach(), *(weight.grad.clone() for weight in project.parameters())])
+        whole = [kept for kept in remembered if kept.dtype == torch.float32 and kept.numel() == state.numel()]
+        assert bool(whole) == (one is not state), "made ready again on the way back"
+        remembered.clear()
+    for mine, wanted in zip(*found, strict=True):
+        assert torch.equal(mine, wanted) and mine.abs().max() > 0
+
+
+def test_a_kept_state_is_read_on_the_way_back_as_it_was_on_the_way_there():
+    """While training in half precision, the weights are rounded ones only until the loss is there."""
+    project, state = Projection(8, 3), stack(1)[0].half()
+    owner, stored = project.linear._parameters, dict(project.linear._parameters)
+    for name, weight in stored.items():
+        owner[name] = weight.bfloat16()
+    made = project(state)
+    owner.update(stored)
+    made.sum().backward()
+    assert made.dtype == torch.bfloat16 and project.linear.weight.grad.abs().max() > 0
+
+
 def test_attention_with_a_query_of_zeros_is_a_mean():
     pooler = drawn(AttentionPooler("classify", 2, ["a", "b"], [0, 1], Projection(8, 3)))
     with torch.no_grad():

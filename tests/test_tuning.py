@@ -215,7 +215,7 @@ def test_a_bad_trial_is_stopped_on_the_way(tmp_path, monkeypatch):
     tuning, bench = tuning_of(tmp_path, monkeypatch, "finetune(lr={1e-3, 1e-9}, epochs=linear(1.5, 2.5), batch=8)", 8)
     scores = iter(range(1000))
 
-    def made_up(self, encoder, say=None, part=None):
+    def made_up(self, encoder, say=None, common=False):
         # What a look sees: 90 and a bit for the first six trials, then 10.
         return (90.0 if len(records_of(setup.study)) <= 6 else 10.0) + next(scores) / 1000, 1.0
 
@@ -262,11 +262,11 @@ def test_an_equal_recipe_is_not_trained_twice(tmp_path, monkeypatch):
 
 def test_what_trials_have_in_common_is_done_once(tmp_path, monkeypatch):
     from smallbert import finished, run
-    from smallbert.features import building
+    from smallbert.features import building, store
 
     space = "finetune(epochs=1, batch=8) | pool_layers + train(freeze='backbone', epochs={0.5, 1}, lr=log(1e-4, 1e-2))"
     tuning, bench = tuning_of(tmp_path, monkeypatch, space, trials=4)
-    trained, tokenised, loaded, shards = [], [], [], []
+    trained, tokenised, loaded, shards, checked = [], [], [], [], []
 
     def spy(module, name, seen):
         real = getattr(module, name)
@@ -276,13 +276,30 @@ def test_what_trials_have_in_common_is_done_once(tmp_path, monkeypatch):
     spy(run, "tokenise", tokenised)
     spy(finished, "load_folder", loaded)
     spy(building, "compute_shard", shards)
+    monkeypatch.setattr(
+        store.Store, "check", lambda self, number, check=store.Store.check: checked.append(0) or check(self, number)
+    )
     records = search.search(tuning, bench)
     assert [one.status for one in records] == ["ok"] * 4
     assert len(trained) == 5 and len(tokenised) == 1 and len(loaded) <= 1  # one beginning, four heads
-    assert len(shards) == 2  # of the rows that train, and of those held out
+    assert len(shards) == len(checked) == 2  # of the rows that train, and of those held out
     # Scores from stored states are those of the whole model.
     plain, bench = tuning_of(tmp_path / "plain", monkeypatch, space.replace("lr=log", "store='none', lr=log"), trials=4)
     assert [one.score for one in search.search(plain, bench)] == pytest.approx([one.score for one in records], abs=1e-9)
+
+
+def test_states_of_a_backbone_that_is_changed_first_are_not_those_of_another(tmp_path, monkeypatch):
+    """What changes it may stand in the very phase that then leaves it as it is."""
+    pooler = "pool_layers(width=4) + train(freeze='backbone', epochs=1, lr={1e-3, 1e-2})"
+    space = f"drop_layers(keep=1, which={{'first', 'last'}}) + {pooler}"
+    found = {}
+    for store in ("auto", "none"):
+        text = space.replace("epochs", f"store='{store}', epochs")
+        tuning, bench = tuning_of(tmp_path / store, monkeypatch, text, trials=4, prune=False)
+        records = search.search(tuning, bench)
+        found[store] = {str(one.drawn): {**one.looks, 100: one.score} for one in records}
+    assert len(found["none"]) == 4 and len({str(one) for one in found["none"].values()}) > 1
+    assert found["auto"] == {drawn: pytest.approx(looks, abs=1e-3) for drawn, looks in found["none"].items()}
 
 
 def test_heads_that_read_padding_and_heads_that_do_not_share_a_search(tmp_path, monkeypatch):

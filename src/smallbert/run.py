@@ -35,6 +35,7 @@ from smallbert.training.phase import Phase
 from smallbert.training.teachers import size_of
 
 if TYPE_CHECKING:
+    from smallbert.features.store import Store
     from smallbert.tasks import Split, Task
 
 Say = Callable[[str, int, int, str], None]
@@ -68,6 +69,7 @@ class Setting:
     streams: dict[str, Stream] = field(default_factory=dict)
     memory: dict[str, dict[str, Any]] | None = None
     states: Path | None = None
+    stores: dict[Path, Store] | None = None
 
     def tokenise(self, tokenizer: Any, rows: Split | None = None, length: int | None = None) -> Stream:
         """The task's training examples for a tokenizer, made once; or those of other rows, or cut at another length."""
@@ -102,6 +104,7 @@ def run_recipe(
     streams: dict[str, Stream] | None = None,
     memory: dict[str, dict[str, Any]] | None = None,
     states: Path | None = None,
+    stores: dict[Path, Store] | None = None,
 ) -> Outcome:
     """Make a new encoder by a recipe; the one given is not changed.
 
@@ -111,14 +114,15 @@ def run_recipe(
     `judge`, a classifier that learned nothing is not called diverged. Runs on the same task and at the same length may
     share `streams`, an empty dictionary at first, so that texts become tokens once, and `memory`, so that a beginning
     they have in common is read from its folder once, and a folder of `states`, so that a frozen backbone reads the
-    texts once.
+    texts once, and `stores`, so that what is in that folder is opened and checked once.
     """
     recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
     device = device or str(processes().device)
     limit = usable_length(encoder, length, task) if task is not None else 0
     # Without a key of the caller's, what is kept in a work folder is told apart by the encoder itself.
     key = same_work(key or (fingerprint(encoder) if work else ""), task, seed, limit)
-    setting = Setting(task, seed, limit, say, work, key, pause, {} if streams is None else streams, memory, states)
+    tokens = {} if streams is None else streams
+    setting = Setting(task, seed, limit, say, work, key, pause, tokens, memory, states, stores)
     marks: dict[str, Encoder] = marks_at_first(encoder, task)
     student = encoder.copy().to(device)
     outcome = Outcome(student)
@@ -127,8 +131,8 @@ def run_recipe(
     own = [work / f"phase-{number}" if work is not None else None for number in range(len(phases))]
     places = [(common or {}).get(text) or place for text, place in zip(texts, own, strict=True)]
     _look_ahead(encoder, phases, texts, places, setting)
-    for phase, so_far, kept in zip(phases, texts, places, strict=True):
-        outcome = _run_phase(outcome, phase, so_far, setting, marks, kept)
+    for number, (phase, so_far, kept) in enumerate(zip(phases, texts, places, strict=True), 1):
+        outcome = _run_phase(outcome, phase, so_far, setting, marks, kept, last=number == len(phases))
         if outcome.diverged:
             break
     outcome.encoder.eval()
@@ -187,6 +191,7 @@ def _run_phase(
     setting: Setting,
     marks: dict[str, Encoder],
     kept: Path | None,
+    last: bool,
 ) -> Outcome:
     encoder, trains = before.encoder, any(method.trains for method in methods)
     key, begun = f"{setting.key}: {so_far}", time.monotonic()
@@ -214,7 +219,7 @@ def _run_phase(
     if trains:
         _prepare(phase, setting)
         checkpoint = None if kept is None else kept.with_suffix(".checkpoint")
-        train(phase, setting.say, checkpoint, key, setting.pause, setting.states)
+        train(phase, setting.say, checkpoint, key, setting.pause, setting.states, setting.stores)
         outcome.steps += phase.step
         steps = getattr(phase.settings, "steps", None)
         outcome.epochs += steps / phase.steps_an_epoch if steps else phase.settings.epochs
@@ -236,7 +241,7 @@ def _run_phase(
         later = [{**entry, "step": before.steps + entry["step"]} for entry in found]
         outcome.traces[name] = outcome.traces.get(name, []) + later
     if trains and not phase.diverged:
-        if becomes_teacher(methods, marks):
+        if not last and becomes_teacher(methods, marks):
             marks[LATEST] = encoder.copy()
         if kept is not None:
             keep_finished(kept, key, outcome, outcome.notes[len(before.notes) :])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from smallbert.data import STUDENT, Stream, Tokens
 from smallbert.errors import UserError
 from smallbert.features.building import NoRoom, Say, build_store
 from smallbert.features.plan import plan_store, states_fingerprint, tokens_fingerprint
+from smallbert.features.room import Room
 from smallbert.features.store import Store, many, open_store
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
@@ -38,26 +39,30 @@ class Frozen:
     stream: Stream
     layers: list[int]
     single: bool  # one vector a text is all that is read
+    _room: Room = field(default_factory=Room, repr=False)
 
     def make_batch(self, index: np.ndarray, layout: Layout, slots: int) -> Batch:
         """Some texts with their hidden states, laid out as data.make_batch lays them out."""
         batch = make_batch(self.stream, index, Layout(False, 1) if self.single else layout, slots=slots)
-        places = torch.from_numpy(np.flatnonzero(batch.tokens().numpy()))
-        kind = torch.float16 if self.store.about["dtype"] == "float16" else torch.float32
+        real = batch.tokens().numpy().ravel()
         shape = (len(self.layers), batch.input_ids.numel(), self.store.about["width"])
-        hidden = torch.zeros(shape, dtype=kind)
-        self.store.read(index, self.layers, self.single, hidden, places)
+        hidden = self._room.take(shape, self.store.kind)
+        hidden.numpy()[:, ~real] = 0
+        self.store.read(index, self.layers, self.single, hidden, torch.from_numpy(np.flatnonzero(real)))
         laid = hidden.unflatten(1, tuple(batch.input_ids.shape))
         return replace(batch, hidden=laid, numbers=tuple(self.layers))
 
 
 @contextmanager
-def keep_states(phase: Phase, place: Path | None, say: Say, shared: bool = False) -> Iterator[Frozen | None]:
+def keep_states(
+    phase: Phase, place: Path | None, say: Say, shared: bool = False, stores: dict[Path, Store] | None = None
+) -> Iterator[Frozen | None]:
     """Hidden states for a phase that does not change them: out of the folder that the user named, or made in `place`.
 
     None where the backbone must run at every step, where it is not frozen at all, and where each text is read once, so
     that storing saves nothing; unless they are `shared`, read by other phases too. Without a place they are kept in a
-    folder that is gone when the phase ends.
+    folder that is gone when the phase ends. What is made is opened, and its checksums compared, once for all phases
+    that have `stores` in common.
     """
     asked = phase.settings.store
     if phase.settings.freeze != "backbone" or asked == "none":
@@ -74,7 +79,8 @@ def keep_states(phase: Phase, place: Path | None, say: Say, shared: bool = False
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="smallbert-") as aside:
-        yield _take(phase, given) if given is not None else _make(phase, place or Path(aside) / "states", say)
+        where = place or Path(aside) / "states"
+        yield _take(phase, given) if given is not None else _make(phase, where, say, {} if stores is None else stores)
 
 
 def why_not(phase: Phase) -> str | None:
@@ -117,7 +123,7 @@ def _reads_first(head: Any) -> bool:
     return bool(inner.reads_first) or (getattr(head, "whole", False) and getattr(head, "tokens", "") == "first")
 
 
-def _make(phase: Phase, place: Path, say: Say) -> Frozen | None:
+def _make(phase: Phase, place: Path, say: Say, stores: dict[Path, Store]) -> Frozen | None:
     """Build a store of what the heads need, or finish or open the one that is there; None where there is no room."""
     assert phase.stream is not None
     layers, tokens = needed(phase.encoder)
@@ -125,7 +131,9 @@ def _make(phase: Phase, place: Path, say: Say) -> Frozen | None:
     what: Any = {"layers": layers, "tokens": tokens, "dtype": "float16" if tokens == "all" else "float32"}
     folder = place / plan_store(phase.encoder, phase.stream, **what).about["store"]
     try:
-        return _opened(phase, build_store(phase.encoder, phase.stream, folder, **what, say=say))
+        if folder not in stores:
+            stores[folder] = build_store(phase.encoder, phase.stream, folder, **what, say=say)
+        return _opened(phase, stores[folder])
     except NoRoom as error:
         phase.notes.append(f"the frozen backbone ran at every step, without dropout: {error}")
         return None

@@ -86,6 +86,11 @@ class Store:
         """The length of all shards together."""
         return sum(shard["bytes"] for shard in self.about["shards"])
 
+    @property
+    def kind(self) -> torch.dtype:
+        """In what precision states are read."""
+        return torch.float16 if self.about["dtype"] == "float16" else torch.float32
+
     def read(
         self,
         index: Any,
@@ -97,7 +102,7 @@ class Store:
         """Hidden states of some texts, one behind the other: (layers, tokens, width), float32 or float16 as stored.
 
         `layers` are hidden-state numbers, all that are there by default; `first` reads first tokens only. With `out`,
-        (layers, places, width), the tokens are put into its `columns` instead.
+        (layers, places, width), the tokens are put into its `columns` instead, those of a text side by side.
         """
         index = np.asarray(index, np.int64)
         if len(index) and not 0 <= index.min() <= index.max() < len(self):
@@ -105,11 +110,12 @@ class Store:
         held = {number: place for place, number in enumerate(self.layers)}
         wanted = np.array([held[number] for number in (self.layers if layers is None else layers)])
         tokens = self.counts[index]
+        if not first and tokens.max(initial=0) > 1:
+            return self._read_whole(index, wanted, out, columns)
         rows = torch.from_numpy(row_places(self.starts[index] * len(held), tokens, wanted, first))
         shard_of = np.repeat(index // self.per_shard, 1 if first else tokens)
-        kind = torch.float16 if self.about["dtype"] == "float16" else torch.float32
         if out is None:
-            out = torch.empty(len(wanted), rows.shape[1], self.about["width"], dtype=kind)
+            out = torch.empty(len(wanted), rows.shape[1], self.about["width"], dtype=self.kind)
         for arrays, here in self._shards_with(shard_of):
             chosen = rows[:, here].flatten()
             found = arrays["values"].index_select(0, chosen)
@@ -118,6 +124,24 @@ class Store:
             places = (here if columns is None else columns[here]).numpy()
             # numpy copies whole rows, torch number by number: four times slower.
             out.numpy()[:, places] = found.view(len(wanted), len(here), -1).to(out.dtype).numpy()
+        return out
+
+    def _read_whole(self, index: np.ndarray, wanted: np.ndarray, out: Tensor | None, columns: Tensor | None) -> Tensor:
+        """All tokens of some texts, each text copied at once since its rows stand together: five times as fast."""
+        tokens, held, width = self.counts[index], len(self.layers), self.about["width"]
+        begins = np.cumsum(tokens) - tokens
+        if out is None:
+            out = torch.empty(len(wanted), int(tokens.sum()), width, dtype=self.kind)
+        if columns is not None:
+            begins = columns.numpy()[begins]
+        some = None if np.array_equal(wanted, np.arange(held)) else torch.from_numpy(wanted)
+        for text, count, to in zip(index.tolist(), tokens.tolist(), begins.tolist(), strict=True):
+            arrays, start = self._shard(text // self.per_shard), int(self.starts[text]) * held
+            parts = {name: array[start : start + held * count] for name, array in arrays.items() if name != "scores"}
+            found = parts["values"].view(held, count, width)
+            if "scales" in parts:
+                found = found * parts["scales"].float().view(held, count, 1)
+            out[:, to : to + count].copy_(found if some is None else found.index_select(0, some))
         return out
 
     def read_scores(self, index: Any, out: Tensor | None = None, columns: Tensor | None = None) -> Tensor:

@@ -142,14 +142,20 @@ class Encoder(nn.Module):
         return _last(states) if self.mixture is None else self.mixture(states, batch)
 
     def _stored(self, batch: Batch) -> list[Tensor]:
-        """Hidden states that were kept, each in its place, in the precision in which the head computes."""
+        """Hidden states that were kept, each in its place, in the precision in which the head computes.
+
+        One that makes them small at once is given them as they were kept, since it may let go of what it made of them.
+        """
         assert batch.hidden is not None
-        dtypes = [one.dtype for one in (self.heads if self.heads else self).parameters()]
-        hidden = batch.hidden.to(min(dtypes, key=lambda dtype: dtype.itemsize))
+        hidden = list(batch.hidden)
+        if not self.heads or not all(getattr(head, "makes_small", False) for head in self.heads.values()):
+            dtypes = [one.dtype for one in (self.heads if self.heads else self).parameters()]
+            hidden = [state.to(min(dtypes, key=lambda dtype: dtype.itemsize)) for state in hidden]
         kept = dict(zip(batch.numbers or range(len(hidden)), hidden, strict=True))
         # No head reads the others; one that did would have to notice.
         return [
-            kept[n] if n in kept else hidden.new_full((), torch.nan).expand_as(hidden[0]) for n in range(max(kept) + 1)
+            kept[n] if n in kept else hidden[0].new_full((), torch.nan).expand_as(hidden[0])
+            for n in range(max(kept) + 1)
         ]
 
     def look(self, batch: Batch, wanted: Wanted, scores: bool = True, head: str = HEAD) -> Seen:

@@ -18,6 +18,7 @@ from smallbert.data import STUDENT, Stream
 from smallbert.errors import UserError
 from smallbert.features.ahead import reading_ahead
 from smallbert.features.frozen import Frozen, keep_states
+from smallbert.features.store import Store
 from smallbert.features.taught import Taught, keep_taught
 from smallbert.model.anatomy import anatomy
 from smallbert.model.batch import Batch
@@ -56,14 +57,15 @@ def train(
     key: str = "",
     pause: float = CHECKPOINT_SECONDS,
     states: Path | None = None,
+    stores: dict[Path, Store] | None = None,
 ) -> None:
     """Train a phase to its end, from its last checkpoint in `work` if there is one; leaves the encoder in eval mode.
 
     Hidden states of a frozen backbone and what teachers say are kept beside the checkpoint, or in `states`, for other
-    runs to read them too.
+    runs to read them too; those of this process may share `stores` that are open.
     """
     place = states or (None if work is None else work.with_suffix(".states"))
-    with ready(phase, say, place, shared=states is not None) as plan:
+    with ready(phase, say, place, states is not None, stores) as plan:
         if work is not None and load_checkpoint(phase, work, key):
             phase.notes.append(f"went on from a checkpoint at step {phase.step}")
         pays = plan.states is None and pays_to_compile(phase.settings.compile, phase.total)
@@ -80,7 +82,13 @@ def train(
 
 
 @contextmanager
-def ready(phase: Phase, say: Say, place: Path | None = None, shared: bool = False) -> Iterator[_Plan]:
+def ready(
+    phase: Phase,
+    say: Say,
+    place: Path | None = None,
+    shared: bool = False,
+    stores: dict[Path, Store] | None = None,
+) -> Iterator[_Plan]:
     """A phase with all that its first step needs: what is kept beforehand, a plan of its batches, an optimiser."""
     settings, stream, state = phase.settings, phase.stream, processes()
     if stream is None or len(stream) == 0:
@@ -92,7 +100,7 @@ def ready(phase: Phase, say: Say, place: Path | None = None, shared: bool = Fals
         phase.packed = layout.packed
         plan = _Plan(stream, layout, settings.batch, phase.seed, state)
         plan.views, plan.taught = phase.teachers.views(stream), taught
-        plan.states = held.enter_context(keep_states(phase, place, say, shared))
+        plan.states = held.enter_context(keep_states(phase, place, say, shared, stores))
         if plan.states is not None or any(one.reads for one in taught):
             plan.get = held.enter_context(reading_ahead(plan.batches, phase.total))
         held.enter_context(frozen_parts(phase.encoder, settings.freeze, phase.frozen))

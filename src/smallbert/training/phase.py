@@ -257,8 +257,10 @@ class Phase:
 
         A backbone that does not run, since its hidden states are known, is left as it is.
         """
-        named = self.encoder.named_parameters()
-        stored = {name: one for name, one in named if runs or not name.startswith(BACKBONE)}
+        if not self.transforms and not self.half:  # each weight is seen as it is, and looking for it takes longest
+            yield
+            return
+        stored = {name: one for name, one in self.encoder.named_parameters() if runs or not name.startswith(BACKBONE)}
         made = {name: one for name, one in self.weights().items() if name in stored}
         if self.half:
             # What learns at a rate of its own (a mixture's few scalars) is worth its full precision.

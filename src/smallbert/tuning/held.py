@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,8 @@ import torch
 
 from smallbert.batches import Layout, sort_into_batches
 from smallbert.data import STUDENT, Stream, tokenise, usable_length
-from smallbert.features.frozen import Frozen, keep_states, needed, why_not
+from smallbert.features.frozen import Frozen, keep_states
+from smallbert.features.store import Store
 from smallbert.files import shared_folder
 from smallbert.make import Say, Start, quiet
 from smallbert.measuring.evaluate import decide, read_scores
@@ -29,7 +31,7 @@ from smallbert.tuning.space import Space
 
 SHARE, MOST = 0.1, 5000  # of train is held out
 KEPT = 16  # beginnings that trials may have in common
-TOKENS = 2**13  # of stored states that are read at once
+TOKENS = 2**11  # of stored states that are read at once
 
 
 def search_task(task: Task) -> Task:
@@ -55,20 +57,18 @@ class Held:
     task: Task
     states: Path
     stream: Stream | None = None
-    _stored: dict[Any, Frozen | None] = field(default_factory=dict)
+    stores: dict[Path, Store] = field(default_factory=dict)  # of these rows and of the rest, for all trials
+    _last: tuple[Any, int, Frozen | None] | None = None  # of what encoder, and how often changed, states were read
     _open: ExitStack = field(default_factory=ExitStack)
 
-    def score(self, encoder: Encoder, say: Say = quiet, part: str | None = None) -> tuple[float, float]:
-        """The headline score of an encoder and its standard error.
-
-        `part` names the beginning that its backbone is as it was after, where that is one that trials have in common.
-        """
+    def score(self, encoder: Encoder, say: Say = quiet, common: bool = False) -> tuple[float, float]:
+        """The headline score of an encoder and its standard error; `common`, other trials have the same backbone."""
         rows = self.task.split("dev")
         if self.stream is None:
             length = usable_length(encoder, None, self.task)
             self.stream = tokenise(encoder.tokenizer, rows, self.task.kind, length)
         with _in_use(encoder):
-            stored = None if part is None else self._states(encoder, part, say)
+            stored = self._states(encoder, say) if common else None
             scores = read_scores(encoder, self.stream, say) if stored is None else self._read(encoder, stored)
         found = score(self.task, decide(scores, self.stream, self.task, rows), rows)[self.task.metrics[0]]
         return found["value"], found["stderr"]
@@ -79,17 +79,19 @@ class Held:
 
     def close(self) -> None:
         """Let go of stored states."""
-        self._stored.clear()
+        self._last = None
+        self.stores.clear()
         self._open.close()
 
-    def _states(self, encoder: Encoder, part: str, say: Say) -> Frozen | None:
-        phase, key = self._phase(encoder), (part, str(needed(encoder)))
-        phase.stream = self.stream
-        if why_not(phase) is not None:  # of this head; others of the same key may read them
-            return None
-        if key not in self._stored:
-            self._stored[key] = self._open.enter_context(keep_states(phase, self.states, say, shared=True))
-        return self._stored[key]
+    def _states(self, encoder: Encoder, say: Say) -> Frozen | None:
+        changes = sum(one._version for one in encoder.backbone.parameters())
+        # To tell by all weights whose states are wanted takes a while, and a trial is looked at several times.
+        if self._last is None or self._last[0]() is not encoder or self._last[1] != changes:
+            phase = self._phase(encoder)
+            phase.stream = self.stream
+            with keep_states(phase, self.states, say, True, self.stores) as stored:
+                self._last = weakref.ref(encoder), changes, stored
+        return self._last[2]
 
     def _phase(self, encoder: Encoder) -> Phase:
         return Phase(encoder, (METHODS["train"](freeze="backbone", half=False),), self.task, 0, {})

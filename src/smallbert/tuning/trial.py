@@ -13,6 +13,7 @@ import torch
 
 from smallbert.data import Stream
 from smallbert.errors import RunError
+from smallbert.features.frozen import why_not
 from smallbert.files import is_full_disk
 from smallbert.make import Say, Start, quiet, why_of
 from smallbert.methods import Method
@@ -20,6 +21,7 @@ from smallbert.recipe import Phase, Recipe
 from smallbert.run import beginnings, run_recipe
 from smallbert.sharing import is_trouble_of_the_process
 from smallbert.tasks import Task
+from smallbert.training.phase import BACKBONE
 from smallbert.tuning.held import Held, common_texts
 from smallbert.tuning.records import DIVERGED, FAILED, OK, PRUNED, SURPLUS, Record, records_of
 from smallbert.tuning.space import Choice, Space
@@ -158,7 +160,7 @@ def _train(setup: Setup, recipe: Recipe, trial: Any, say: Say) -> tuple[float, f
         if not shares or phase.step == phase.total:
             return
         with phase.as_seen(), torch.compiler.set_stance("force_eager"):
-            found, _ = setup.held.score(phase.encoder, part=part)
+            found, _ = setup.held.score(phase.encoder, common=part is not None and why_not(phase) is None)
         phase.begin_training()
         trial.report(found, shares[-1])
         if trial.should_prune():
@@ -177,12 +179,15 @@ def _train(setup: Setup, recipe: Recipe, trial: Any, say: Say) -> tuple[float, f
         streams=setup.streams,
         memory=setup.memory,
         states=None if part is None else setup.held.states,
+        stores=setup.held.stores,
     )
     if outcome.diverged:
         raise Diverged(outcome.diverged)
-    if not all(bool(tensor.isfinite().all()) for tensor in outcome.encoder.parameters()):
+    frozen = "" if part is None else BACKBONE
+    learned = [one for name, one in outcome.encoder.named_parameters() if not (frozen and name.startswith(frozen))]
+    if not all(bool(tensor.isfinite().all()) for tensor in learned):
         raise Diverged("its weights are no numbers any more")
-    return setup.held.score(outcome.encoder, say, part)
+    return setup.held.score(outcome.encoder, say, part is not None)
 
 
 def _frozen_part(setup: Setup, recipe: Recipe) -> str | None:
