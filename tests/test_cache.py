@@ -292,6 +292,7 @@ run(f"distill(teacher={{sys.argv[4]!r}}) + {{train(folder)}}", student, TASK, se
 """
 
 
+@pytest.mark.slow
 def test_killed_while_the_teacher_is_asked(teachers, tmp_path):
     recipe, before = f"distill(teacher={teachers['pair']!r}) + {{}}", run("head", small(), TASK).encoder
     with patch.object(cache, "SHARD_TEXTS", 4):

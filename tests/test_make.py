@@ -146,10 +146,14 @@ def test_what_was_measured_of_a_model_is_not_said_of_those_made_from_it(tmp_path
         (f"student(2) | distill(teacher='read') + {SHORT}", "distill"),
         (f"student(2) | align('hidden', teacher='read') + {SHORT}", "align"),
         (f"student(2) | share_projections(teacher='read') + distill(teacher='read') + {SHORT}", "share_projections"),
-        (f"{RECIPE} | augment(1, 'nearest', model='read', labels='kept') + {SHORT}", "augment"),
+        pytest.param(
+            f"{RECIPE} | augment(1, 'nearest', model='read', labels='kept') + {SHORT}",
+            "augment",
+            marks=pytest.mark.slow,
+        ),
         (f"student(model='read') | {RECIPE}", "student"),
         (f"pretrain('read', steps=1, batch=8) | {RECIPE}", "pretrain"),
-        (f"repeat(2, pretrain('read', steps=1, batch=8)) | {RECIPE}", "pretrain"),
+        pytest.param(f"repeat(2, pretrain('read', steps=1, batch=8)) | {RECIPE}", "pretrain", marks=pytest.mark.slow),
     ],
 )
 def test_a_changed_file_is_other_work(recipe, name, tmp_path, monkeypatch):

@@ -421,6 +421,7 @@ def test_with_other_methods(tmp_path):
     assert torch.equal(scores_of(one, TASK, split="train"), scores_of(other, TASK, split="train"))
 
 
+@pytest.mark.slow
 def test_exported(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     made = run("trim_vocabulary", fitted("bert", word_pieces), TASK).encoder
