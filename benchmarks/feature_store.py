@@ -89,8 +89,7 @@ def main() -> None:
     stream = tokenise(encoder.tokenizer, task.split("train"), task.kind, length)
     seeds, rows = [int(seed) for seed in chosen.seeds.split(",")], []
     heads = {seed: run_recipe(f"head | {chosen.recipe}", encoder, task, seed).encoder for seed in seeds}
-    Path(chosen.out).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=chosen.out) as folder:
+    with tempfile.TemporaryDirectory() as folder:  # TMPDIR says on which disk
         for dtype in (*KINDS["dtype"], "none"):
             row: dict[str, Any] = {"store": dtype}
             path = "none"

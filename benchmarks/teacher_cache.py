@@ -187,8 +187,7 @@ def main() -> None:
         torch.set_num_threads(1)
     start, whole = start_from(options.model), task_from(options.task, options.data)
     task = limit(whole, options.examples)
-    Path(options.out).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=options.out) as aside:  # on the disk that is to be measured
+    with tempfile.TemporaryDirectory() as aside:  # TMPDIR says on which disk
         made, teacher = Path(options.measure or aside), f"{options.measure or aside}/teacher"
         encoder = run_recipe("head", start.encoder, task, device="cpu").encoder
         student = run_recipe(f"drop_layers({options.layers})", encoder, task, device="cpu").encoder

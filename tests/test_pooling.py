@@ -146,6 +146,18 @@ def test_a_state_kept_in_half_precision_is_read_as_if_it_were_whole_and_is_not_r
         assert torch.equal(mine, wanted) and mine.abs().max() > 0
 
 
+def test_a_map_of_another_kind_reads_kept_states_in_its_own_way():
+    """A quantised pooler has codes for weights; multiplying with those would be wrong, or fail."""
+
+    class Twice(torch.nn.Linear):
+        def forward(self, state):
+            return 2 * super().forward(state)
+
+    project, state = Projection(8, 3, "none"), stack(1)[0].half()
+    project.linear = Twice(8, 3)
+    assert torch.equal(project(state), project(state.float()))
+
+
 def test_a_kept_state_is_read_on_the_way_back_as_it_was_on_the_way_there():
     """While training in half precision, the weights are rounded ones only until the loss is there."""
     project, state = Projection(8, 3), stack(1)[0].half()

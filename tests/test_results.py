@@ -19,6 +19,12 @@ def test_the_overview_is_current():
     assert (RESULTS / "README.md").read_text(encoding="utf-8") == render_overview(RESULTS)
 
 
+def test_records_are_small_and_hold_no_weights_or_states():
+    files = [path for path in RESULTS.rglob("*") if path.is_file()]
+    assert files and all(path.suffix in (".md", ".json", ".jsonl", ".png", ".csv") for path in files)
+    assert max(path.stat().st_size for path in files) < 2_000_000
+
+
 def test_committed_cards_say_how_they_were_made():
     cards = load_cards(RESULTS)
     assert cards

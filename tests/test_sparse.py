@@ -213,6 +213,41 @@ def test_a_choice_made_on_a_busy_machine_is_mended(monkeypatch):
     assert ways == ["dense"] * 7 + ["sparse"] * 60
 
 
+def test_timing_that_fails_or_runs_elsewhere_is_made_up_for(monkeypatch):
+    monkeypatch.setattr(zeros, "_timed", {})
+    monkeypatch.setattr(zeros, "_seen", zeros.Counter())
+    part = next(iter(sparse_linears(run("sparse", pruned(keep=0.3), TASK).encoder).values())).eval()
+    inputs, found = torch.randn(5, part.in_features), iter([MemoryError(), {"dense": 2.0, "sparse": 1.0}])
+
+    def time_ways(ways):
+        taken = next(found)
+        if isinstance(taken, Exception):
+            raise taken
+        return taken
+
+    monkeypatch.setattr(zeros, "time_ways", time_ways)
+    with torch.inference_mode():
+        with pytest.raises(MemoryError):
+            part(inputs)
+        assert part._way(inputs) == "sparse"  # the second product of its kind, of which none was timed
+
+
+def test_a_form_that_is_no_longer_used_is_let_go(monkeypatch):
+    monkeypatch.setattr(zeros, "_timed", {})
+    monkeypatch.setattr(zeros, "_seen", zeros.Counter())
+    part = next(iter(sparse_linears(run("sparse", pruned(keep=0.3), TASK).encoder).values())).eval()
+    inputs, twin = torch.randn(5, part.in_features), part.__deepcopy__({})
+    found = iter([{"dense": 2.0, "sparse": 3.0}, {"dense": 2.5, "sparse": 1.0}])
+    monkeypatch.setattr(zeros, "time_ways", lambda ways: next(found))
+    with torch.inference_mode():
+        part(inputs)
+        assert list(part._kept) == ["dense"]
+        for _ in range(7):
+            twin(inputs)  # the last of which turns the choice, for both
+        part(inputs)
+    assert list(part._kept) == list(twin._kept) == ["sparse"]
+
+
 @pytest.mark.parametrize(("scale", "turns"), [(1.0, 4), (1e-6, 12)])
 def test_the_fastest_way_is_the_one_that_took_least(monkeypatch, scale, turns):
     now, slow, calls = [0.0], iter([9.0, 3.0, 2.0, *[3.0] * 9]), []

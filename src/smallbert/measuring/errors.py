@@ -184,7 +184,7 @@ def farthest(one: np.ndarray, other: np.ndarray, count: int, apart: Sequence[boo
     [2, 0]
     """
     gaps = np.abs(one - other)
-    return [int(row) for row in np.lexsort((-gaps, ~np.array(apart, bool)))[:count] if gaps[row] > 0]
+    return [int(row) for row in np.lexsort((-gaps, ~np.array(apart, bool))) if gaps[row] > 0][:count]
 
 
 def _facts_of(answers: Answers, task: Task, rows: Split) -> Facts:

@@ -24,10 +24,11 @@ class Keeping(nn.Module):
         stored = [*self.buffers(), *self.parameters()]
         versions = [(0 if one.is_inference() else one._version, one.dtype) for one in stored]
         key = (stored[0].device, dtype, *versions)
-        if self._kept.get(kind, (None,))[0] != key:
+        found = self._kept.get(kind)
+        if found is None or found[0] != key:
             with torch.inference_mode(False), torch.no_grad():  # what is kept must serve later calls of either mode
-                self._kept[kind] = (key, make())
-        return self._kept[kind][1]
+                found = self._kept[kind] = (key, make())
+        return found[1]  # not looked up again: another thread may have let go of it
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         new = self.__class__.__new__(self.__class__)

@@ -34,8 +34,8 @@ class Projection(nn.Module):
 
     def forward(self, state: Tensor, shift: Tensor | float = 0.0) -> Tensor:
         """Make a state small; `shift` is added before the GELU."""
-        kept = state.dtype != self.linear.bias.dtype and not state.requires_grad
-        if kept:
+        # A layer that was quantised multiplies in its own way.
+        if type(self.linear) is nn.Linear and state.dtype != self.linear.bias.dtype and not state.requires_grad:
             small = _Map.apply(state, self.linear.weight, self.linear.bias, self.norm)
         else:
             small = self.linear(_ready(state, self.linear.bias.dtype, self.norm))

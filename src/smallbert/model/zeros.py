@@ -26,11 +26,7 @@ PIECE = 32  # tokens that are multiplied at once: their inputs stay in the cache
 MOST = 128  # tokens that ways are timed with; more of them only repeat it
 TURNS, ENOUGH = range(4, 12), 0.03  # how many turns each way is timed in, the more the less seconds they take
 SPARSE_KERNELS = torch.backends.mkl.is_available()  # torch's own sparse products for CPUs; without them all is dense
-AGAIN = (
-    1,
-    8,
-    64,
-)  # which products of a kind are timed: at the first the machine may be busy with other things
+AGAIN = 1, 8, 64  # which products of a kind are timed: at the first the machine may be busy with other things
 _timed: dict[Hashable, dict[str, float]] = {}  # of this process, by kind of product: the least time of each way
 _seen: Counter[Hashable] = Counter()  # how many there were of a kind
 
@@ -106,6 +102,7 @@ class SparseLinear(Keeping):
         self.register_buffer("values", torch.zeros(count, dtype=dtype))
         self.bias, self.last_way = old.bias, ""
         self._kept: dict[str, tuple[Hashable, Any]] = {}
+        self._chosen: dict[Hashable, str] = {}
 
     def fill(self, weight: Tensor) -> None:
         """Store a matrix."""
@@ -147,13 +144,17 @@ class SparseLinear(Keeping):
         step = round(2 * math.log2(max(density, 1e-6)))  # half of an octave
         key = (self.out_features, self.in_features, step, (len(few) - 1).bit_length(), torch.get_num_threads())
         _seen[key] += 1
-        if _seen[key] in AGAIN:
+        timed = key not in _timed or _seen[key] in AGAIN
+        if timed:
             ways = {"dense": lambda: self._multiply_dense(few), "sparse": lambda: self._multiply_sparse(few)}
             with _disable_current_modes():  # who counts multiplications must not count these
                 taken = time_ways(ways)
             _timed[key] = {way: min(time, _timed.get(key, taken)[way]) for way, time in taken.items()}
-            self._kept = {kind: kept for kind, kept in self._kept.items() if kind == _fastest(key)}
-        return _fastest(key)
+        fastest = min(_timed[key], key=lambda way: _timed[key][way])
+        if timed or self._chosen.get(key) != fastest:  # forms that no kind of product is made with any more go
+            self._chosen[key] = fastest
+            self._kept = {kind: kept for kind, kept in self._kept.items() if kind in self._chosen.values()}
+        return fastest
 
     def _multiply_dense(self, inputs: Tensor) -> Tensor:
         dtype = inputs.dtype
@@ -179,10 +180,6 @@ class SparseLinear(Keeping):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says that these tensors may still change
             return torch.sparse_csr_tensor(rows, places % shape[1], self.values.float(), shape)
-
-
-def _fastest(key: Hashable) -> str:
-    return min(_timed[key], key=lambda way: _timed[key][way])
 
 
 def time_ways(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:

@@ -159,8 +159,9 @@ def _train(setup: Setup, recipe: Recipe, trial: Any, say: Say) -> tuple[float, f
         shares = [share for share in LOOKS if phase.step == max(1, round(phase.total * share / 100))]
         if not shares or phase.step == phase.total:
             return
-        with phase.as_seen(), torch.compiler.set_stance("force_eager"):
-            found, _ = setup.held.score(phase.encoder, common=part is not None and why_not(phase) is None)
+        common = part is not None and why_not(phase) is None  # then the backbone does not run, and stays as it is
+        with phase.as_seen(runs=not common), torch.compiler.set_stance("force_eager"):
+            found, _ = setup.held.score(phase.encoder, common=common)
         phase.begin_training()
         trial.report(found, shares[-1])
         if trial.should_prune():
