@@ -51,6 +51,16 @@ def test_an_overview_has_a_row_a_group_and_every_command(tmp_path):
     assert "## a topic" in text and "smallbert x --seed 0" in text and "smallbert x --seed 1" in text
 
 
+def test_rows_of_a_record_need_not_have_the_same_columns(tmp_path):
+    rows = [{"store": "int8", "kB": 6}, {"store": "none", "s": 9}]
+    record = {"benchmark": "a", "command": "python a.py", "rows": rows}
+    record |= {name: invented_card()[name] for name in ("machine", "versions")}
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "a.json").write_text(json.dumps(record))
+    text = render_overview(tmp_path)
+    assert "| store | kB | s |" in text and "| int8 | 6 |  |" in text and "| none |  | 9 |" in text
+
+
 def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match="no cards"):
         render_overview(tmp_path)

@@ -119,8 +119,8 @@ def _spread(scores: list[dict[str, float]]) -> str:
 
 
 def _table(rows: Sequence[dict[str, str]]) -> str:
-    keys = list(rows[0])
-    lines = [keys, ["---"] * len(keys), *[[row[key] for key in keys] for row in rows]]
+    keys = list(dict.fromkeys(key for row in rows for key in row))  # a control may lack what it does not have
+    lines = [keys, ["---"] * len(keys), *[[row.get(key, "") for key in keys] for row in rows]]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
