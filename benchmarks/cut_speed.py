@@ -24,23 +24,37 @@ LAYERS = (5, 4, 3)  # what cuts have left in results/layer_mixing/pruning
 LENGTHS = (32, 128)
 
 
-def make_mixture(model: str) -> Encoder:
-    """The encoder with a mixture of all layers and a head for two classes."""
+def put_head(model: str) -> Encoder:
+    """The encoder with a plain head for two classes."""
     encoder = start_from(model, lambda text: None).encoder.copy()
     head = {"kind": "classify", "labels": ["a", "b"], "outputs": 2, "from_pooler": encoder.pooler is not None}
     encoder.apply_method(METHODS["head"](), head)
-    encoder.apply_method(METHODS["mix_layers"](), METHODS["mix_layers"]().plan(encoder, None))
     return encoder.eval()
+
+
+def read_options(about: str | None) -> argparse.Namespace:
+    """The model, where the record goes, and how many turns are timed."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=60)
+    return parser.parse_args()
+
+
+def write_record(name: str, options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """The rows with the command that makes them, if they are to be kept."""
+    if options.out:
+        command = f"python benchmarks/{name}.py {Path(options.model).name} --rounds {options.rounds}"
+        record = {"benchmark": name, "command": command, "rows": rows}
+        write_json(options.out / "cpu.json", record | {"versions": versions(), "machine": machine()})
 
 
 def main() -> None:
     """Time all lengths, print and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--rounds", type=int, default=60)
-    chosen, rows = parser.parse_args(), list[dict[str, Any]]()
-    whole = make_mixture(chosen.model)
+    chosen, rows = read_options(__doc__), list[dict[str, Any]]()
+    whole = put_head(chosen.model)
+    whole.apply_method(METHODS["mix_layers"](), METHODS["mix_layers"]().plan(whole, None))
+    whole.eval()
     cuts = {layers: whole.copy() for layers in LAYERS}
     for layers, cut in cuts.items():
         keep_layers(cut, list(range(layers)))
@@ -53,10 +67,7 @@ def main() -> None:
             row = {"length": length, "layers": layers, "of": len(whole.order), "faster": faster, "fewer_macs": fewer}
             rows.append(row)
             print(row, flush=True)
-    if chosen.out:
-        command = f"python benchmarks/cut_speed.py {Path(chosen.model).name} --rounds {chosen.rounds}"
-        record = {"benchmark": "cut_speed", "command": command, "rows": rows}
-        write_json(chosen.out / "cpu.json", record | {"versions": versions(), "machine": machine()})
+    write_record("cut_speed", chosen, rows)
 
 
 if __name__ == "__main__":

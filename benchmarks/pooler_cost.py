@@ -9,28 +9,16 @@ their weights are, so nothing is trained. A ratio is the median over turns.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
-from smallbert.files import write_json
-from smallbert.make import start_from
-from smallbert.measuring.card import machine, versions
+from cut_speed import LENGTHS, put_head, read_options, write_record
+
 from smallbert.measuring.cost import count_macs, count_parameters, measure_latencies
 from smallbert.methods import METHODS
 from smallbert.model.encoder import Encoder
 from smallbert.model.surgery import keep_layers
 
 DEPTHS = (10, 8, 6, 4)  # as in `benchmarks/poolers.sh depth`
-LENGTHS = (32, 128)
-
-
-def put_head(model: str) -> Encoder:
-    """The encoder with a plain head for two classes."""
-    encoder = start_from(model, lambda text: None).encoder.copy()
-    head = {"kind": "classify", "labels": ["a", "b"], "outputs": 2, "from_pooler": encoder.pooler is not None}
-    encoder.apply_method(METHODS["head"](), head)
-    return encoder.eval()
 
 
 def put_pooler(encoder: Encoder, depth: int) -> Encoder:
@@ -44,11 +32,7 @@ def put_pooler(encoder: Encoder, depth: int) -> Encoder:
 
 def main() -> None:
     """Time all lengths, print and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--rounds", type=int, default=60)
-    chosen, rows = parser.parse_args(), list[dict[str, Any]]()
+    chosen, rows = read_options(__doc__), list[dict[str, Any]]()
     own = put_head(chosen.model)
     timed = {"own head": own, "adapter": put_pooler(own, len(own.order))}
     timed |= {f"adapter up to {depth}": put_pooler(own, depth) for depth in DEPTHS}
@@ -60,10 +44,7 @@ def main() -> None:
             row |= {"running": counted["running"], "macs": macs, "times_as_fast": round(1 / found[name]["ratio"], 2)}
             rows.append(row)
             print(row, flush=True)
-    if chosen.out:
-        command = f"python benchmarks/pooler_cost.py {Path(chosen.model).name} --rounds {chosen.rounds}"
-        record = {"benchmark": "pooler_cost", "command": command, "rows": rows}
-        write_json(chosen.out / "cpu.json", record | {"versions": versions(), "machine": machine()})
+    write_record("pooler_cost", chosen, rows)
 
 
 if __name__ == "__main__":

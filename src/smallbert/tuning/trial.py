@@ -184,8 +184,8 @@ def _train(setup: Setup, recipe: Recipe, trial: Any, say: Say) -> tuple[float, f
     )
     if outcome.diverged:
         raise Diverged(outcome.diverged)
-    frozen = "" if part is None else BACKBONE
-    learned = [one for name, one in outcome.encoder.named_parameters() if not (frozen and name.startswith(frozen))]
+    weights = outcome.encoder.named_parameters()
+    learned = [one for name, one in weights if part is None or not name.startswith(BACKBONE)]
     if not all(bool(tensor.isfinite().all()) for tensor in learned):
         raise Diverged("its weights are no numbers any more")
     return setup.held.score(outcome.encoder, say, part is not None)
