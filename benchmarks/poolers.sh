@@ -22,14 +22,8 @@ large)  # the same where a run takes minutes
 answers)  # the same for spans, the paper's Algorithm 1
   study --task squad --seeds 0 --names "$names" --recipes "$arms" ;;
 partial)  # how little fine-tuning is enough: every tenth of an epoch, and what a pooler makes of it
-  tenths=(0.1 0.2 0.3 0.4 0.5 0.6 0.7 0.8 0.9 1.0)
-  names="" arms=""
-  for share in "${tenths[@]}"; do
-    begun="finetune(epochs=$share, lr=5e-5)"
-    names+="own head $share; adapter $share; "
-    arms+="$begun; $begun | pool_layers(width=16) + $frozen; "
-  done
-  study --task squad --seeds 0 --names "${names%; }" --recipes "${arms%; }" ;;
+  study --task squad --seeds 0 --names "own head; adapter" --recipes "$once; $once | pool_layers(width=16) + $frozen" \
+    --vary finetune.epochs=0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,1.0 ;;
 forms)  # which kind of pooler, with and without padding, and what learning in parallel does
   pool() { echo "$once | pool_layers($1) + $frozen"; }
   study --task mrpc,rte,cola,stsb --seeds 0,1,2,3,4 \

@@ -12,7 +12,7 @@ from smallbert.recipe import Recipe
 from smallbert.report.markdown import render_overview, write_overview
 
 RESULTS = Path(__file__).parent.parent / "results"
-PLACES = ("/root", "/home", "/work", "/tmp", "/mnt", "/Users", "C:")  # of one machine alone
+PLACES = ("/root", "/dev/", "/home", "/work", "/tmp", "/mnt", "/Users", "C:")  # of one machine alone
 
 
 def test_the_overview_is_current():

@@ -514,7 +514,7 @@ def test_a_plateau_that_is_never_or_at_once_reached():
     never = lines([80, 85, 90], [60, 61, 62])
     assert never.factor is None and "never within the range, plain after 3 epochs" in never.sentence
     at_once = lines([80, 85, 90], [91, 92, 93])
-    assert at_once.sentence.endswith("after at most 1 epochs, plain after 3 epochs: factor at least 3.00.")
+    assert at_once.sentence.endswith("after at most 1 epoch, plain after 3 epochs: factor at least 3.00.")
     assert "no factor" in lines([90, 90, 90], [91, 92, 93]).sentence
     assert "one seed" in at_once.sentence
     gone = lines([50, 50, 50], [60, 61, 62], diverged=[9])

@@ -47,7 +47,8 @@ class Convergence(NamedTuple):
 
 
 def _epochs(crossing: Crossing) -> str:
-    return f"{'at most ' if crossing.at_most else ''}{crossing.x:.3g} epochs"
+    many = f"{crossing.x:.3g}"
+    return f"{'at most ' if crossing.at_most else ''}{many} {'epoch' if many == '1' else 'epochs'}"
 
 
 def find_convergence(cells: Sequence[Cell]) -> list[Convergence]:
