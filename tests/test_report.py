@@ -115,8 +115,11 @@ def test_labels_keep_clear_of_each_other_and_of_points(seed):
     assert all(abs(box.right - box.left - wide) < 1e-6 for box, (wide, _) in zip(boxes, sizes, strict=True))
 
 
+@pytest.mark.parametrize("font", [None, "DejaVu Sans"])  # the first that is there; the widest, which always is
 @pytest.mark.parametrize("inches", [WIDE, NARROW])
-def test_the_labels_of_eight_models_do_not_overlap_when_drawn(inches):
+def test_the_labels_of_eight_models_do_not_overlap_when_drawn(inches, font, monkeypatch):
+    if font is not None:
+        monkeypatch.setattr("smallbert.report.plot.font_name", lambda: font)
     names = [row["model"] for row in format_rows(eight_cards())]
     cards = zip(names, eight_cards(), strict=True)
     points = [Point(n, c["bytes"]["total"] / 1e6, c["scores"]["accuracy"]["value"], 0.9, True) for n, c in cards]

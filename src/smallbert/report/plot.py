@@ -71,8 +71,9 @@ def draw(
             point.x, point.y, "o", color=colour, markersize=size, markeredgecolor=COLOURS["paper"], zorder=4
         )
         dot.set_gid(f"point-{place}")
-    taken = _draw_limit(axes, *limit) if limit and axes.get_xlim()[0] < limit[0] < axes.get_xlim()[1] else []
-    _draw_labels(figure, axes, points, taken)
+    shown = limit and axes.get_xlim()[0] < limit[0] < axes.get_xlim()[1]
+    lines, words = _draw_limit(axes, *limit) if limit and shown else ([], [])
+    _draw_labels(figure, axes, points, lines, words)
     return figure
 
 
@@ -110,14 +111,19 @@ def to_svg(figure: "Figure", points: Sequence[Point], prefix: str, about: str) -
 
 
 def place_labels(
-    anchors: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]], taken: Sequence[Box], frame: Box
+    anchors: Sequence[tuple[float, float]],
+    sizes: Sequence[tuple[float, float]],
+    taken: Sequence[Box],
+    frame: Box,
+    words: Sequence[Box] = (),
 ) -> list[Box]:
-    """Where to write a label of each size near its anchor: never over another label or a point, seldom over `taken`.
+    """Where to write a label of each size near its anchor: not over others, points or `words`, seldom over `taken`.
 
     >>> place_labels([(50, 50)], [(20, 10)], [], Box(0, 0, 100, 100))
     [Box(left=57, bottom=45.0, right=77, top=55.0)]
     """
     dots = [Box(x - 5, y - 5, x + 5, y + 5) for x, y in anchors]
+    solid = [*dots, *words]
     placed: list[Box | None] = [None] * len(anchors)
     for _ in range(4):  # the first round places each after the others before it, the later ones give way
         before = list(placed)
@@ -127,7 +133,7 @@ def place_labels(
             costs = []
             for box, far in choices:
                 outside = (box.right - box.left) * (box.top - box.bottom) - box.overlap(frame)
-                covered = sum(map(box.overlap, others)) + sum(map(box.overlap, dots))
+                covered = sum(map(box.overlap, others)) + sum(map(box.overlap, solid))
                 crossed = sum(_crosses(anchor, box, other) for other in (*others, *dots[:place], *dots[place + 1 :]))
                 lines = sum(map(box.overlap, taken))
                 costs.append(outside * 50 + covered * 20 + lines + crossed * 60 + far)
@@ -217,8 +223,8 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return ticks
 
 
-def _draw_limit(axes: "Axes", value: float, text: str) -> list[Box]:
-    """Draw the budget's limit and give the boxes of its line and its text."""
+def _draw_limit(axes: "Axes", value: float, text: str) -> tuple[list[Box], list[Box]]:
+    """Draw the budget's limit and give the boxes of its line, and of its words."""
     axes.axvline(value, color=COLOURS["ink"], linewidth=0.9, linestyle=(0, (3, 3)), alpha=0.6, zorder=1)
     spot: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top"}
     look: dict[str, Any] = {"fontsize": 8.5, "fontfamily": font_name(), "color": COLOURS["ink"], "style": "italic"}
@@ -226,10 +232,10 @@ def _draw_limit(axes: "Axes", value: float, text: str) -> list[Box]:
     renderer = axes.figure.canvas.get_renderer()  # type: ignore[attr-defined]
     inner, x = axes.get_window_extent(renderer), float(axes.transData.transform((value, 1))[0])
     words = written.get_window_extent(renderer)
-    return [Box(x - 1, inner.y0, x + 1, inner.y1), Box(words.x0, words.y0, words.x1, words.y1)]
+    return [Box(x - 1, inner.y0, x + 1, inner.y1)], [Box(words.x0, words.y0, words.x1, words.y1)]
 
 
-def _draw_labels(figure: "Figure", axes: "Axes", points: Sequence[Point], taken: list[Box]) -> None:
+def _draw_labels(figure: "Figure", axes: "Axes", points: Sequence[Point], taken: list[Box], words: list[Box]) -> None:
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     few = len(points) <= MANY and figure.get_figwidth() >= WIDE[0]
     named = [point for point in points if few or point.on_frontier or point.is_best or point.is_baseline]
@@ -258,7 +264,7 @@ def _draw_labels(figure: "Figure", axes: "Axes", points: Sequence[Point], taken:
     inner = axes.get_window_extent(renderer)
     frame = Box(inner.x0, inner.y0 + 2, figure.bbox.x1 - 4, inner.y1 + 6)
     anchors = [(float(x), float(y)) for x, y in (pixels((p.x, p.y)) for p in named)]
-    for text, box, anchor in zip(texts, place_labels(anchors, sizes, taken, frame), anchors, strict=True):
+    for text, box, anchor in zip(texts, place_labels(anchors, sizes, taken, frame, words), anchors, strict=True):
         _move(figure, axes, text, box, anchor)
 
 
