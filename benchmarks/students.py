@@ -12,6 +12,9 @@ labels, in one phase with the settings of the preset's last. "alone" is the same
 for most presets are cut out of the fine-tuned teacher; "afresh" is the same shape cut out of the encoder before that.
 Neither's learning rate is tuned, and nor are the presets'.
 
+With `--checkpoint` a small model that has read before, of any family and with a tokenizer of its own, learns the
+teacher's scores too (Well-Read Students), as it is and with the 6,000 most frequent pieces of its vocabulary.
+
 What follows the options of this script goes to `smallbert study`. minibert is for tagging and not among these.
 """
 
@@ -21,6 +24,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from smallbert.methods import Method
 from smallbert.presets import PRESETS
@@ -28,7 +32,7 @@ from smallbert.recipe import Phase, Recipe
 
 NAMES = (
     "distilbert pkd6 pkd3 pd aguilar-sid tinybert4 tinybert6 minilm minilmv2 mobilebert zhao192 zhao96 zhao48 waldorf "
-    "bilstm textbrewer rosita kd-pruned"
+    "bilstm textbrewer rosita kd-pruned trimmed10 trimmed3"
 ).split()
 TAUGHT = {"distill", "align", "augment", "unlabelled", "share_projections"}  # what a student has from its teacher
 OF_TEACHER = {"finetune", "mark", "rewind", "add_vocabulary", "pretrain"}  # phases that make the teacher
@@ -78,6 +82,13 @@ def fit(recipe: Recipe, teacher: str, epochs: float, batch: int) -> Iterator[Pha
             yield phase
 
 
+def teach(name: str, chosen: argparse.Namespace) -> Recipe:
+    """A preset with the teacher, the amount of training and the copies that were asked for."""
+    most = max(1, round(chosen.epochs) - 1)
+    preset = Recipe([with_copies(phase, most, chosen.copies) for phase in Recipe(PRESETS[name].recipe)])
+    return Recipe(list(fit(preset, chosen.teacher, chosen.epochs, chosen.batch)))
+
+
 def without_teacher(recipe: Recipe) -> Recipe:
     """The same student and as many training texts, on labels alone; phases that then only train become one."""
     phases: list[Phase] = []
@@ -97,6 +108,14 @@ def without_start(recipe: Recipe) -> Recipe:
     return Recipe([phase for phase in recipe if not {method.name for method in phase} <= OF_TEACHER])
 
 
+def read_before(checkpoint: str, teacher: str, epochs: float, batch: int) -> Iterator[tuple[str, Recipe]]:
+    """A checkpoint that learns a teacher's scores, whole and with few word pieces."""
+    lesson = f"distill(alpha=0.9) + train(epochs={epochs}, batch={batch}, lr={5e-5 * (batch / OWN) ** 0.5})"
+    name, taken = Path(checkpoint).name, f"{teacher} | student(model={checkpoint!r})"
+    yield name, Recipe(f"{taken} | {lesson}")
+    yield f"{name} of 6,000 pieces", Recipe(f"{taken} | trim_vocabulary(size=6000) | {lesson}")
+
+
 def main() -> None:
     """Write the arms and leave the rest to the study."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -106,16 +125,17 @@ def main() -> None:
     parser.add_argument("--teacher", default="finetune(epochs=3, lr=7e-5, batch=64)")
     parser.add_argument("--epochs", type=float, default=6.0, help="times the training set that each student sees")
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--checkpoint", help="a small model that learns too, by its folder or its name")
     parser.add_argument("--copies", default="runs/copies", help="folder where changed copies are kept")
     parser.add_argument("--show", action="store_true", help="print the arms, run nothing")
     chosen, more = parser.parse_known_args()
     presets, controls = chosen.presets.split(","), chosen.controls.split(",")
     if unknown := [*({*presets} - {*NAMES}), *({*controls} - {"alone", "afresh"})]:
         parser.error(f"unknown: {', '.join(unknown)}; presets are {', '.join(NAMES)}, controls alone and afresh")
-    arms, most = {"teacher": Recipe(chosen.teacher)}, max(1, round(chosen.epochs) - 1)
-    for name in presets:
-        preset = Recipe([with_copies(phase, most, chosen.copies) for phase in Recipe(PRESETS[name].recipe)])
-        taught = Recipe(list(fit(preset, chosen.teacher, chosen.epochs, chosen.batch)))
+    arms, lessons = {"teacher": Recipe(chosen.teacher)}, {name: teach(name, chosen) for name in presets}
+    if chosen.checkpoint:
+        lessons |= read_before(chosen.checkpoint, chosen.teacher, chosen.epochs, chosen.batch)
+    for name, taught in lessons.items():
         alone = without_teacher(taught)
         made = {name: taught, f"{name}, alone": alone, f"{name}, afresh": without_start(alone)}
         for arm, recipe in made.items():

@@ -12,6 +12,13 @@ CLOSE = "importance of PLATON, arXiv:2206.12562; states as in TinyBERT, arXiv:19
 DENSE, LONG = "finetune(epochs=3, lr=7e-5, batch=64)", "train(epochs=10, lr=5e-4, batch=128, weight_decay=0.0)"
 SIX = "train(epochs=6, lr=3e-5, weight_decay=0.0, freeze='embeddings')"  # as Sanh et al. and BERMo train under masks
 
+
+def _close(keep: float, weight: float) -> str:
+    """Pruned to a share while every layer's states are held as close to the dense model's as `weight` says."""
+    pruning = f"smooth_movement({keep}, begin=0.05, finish=0.7) + align('hidden', weight={weight}) + distill"
+    return f"{DENSE} | {pruning} + {LONG} | sparse"
+
+
 ROWS = [
     Preset(
         "baseline",
@@ -210,8 +217,7 @@ ROWS = [
     ),
     Preset(
         "pruned10",
-        f"{DENSE} | smooth_movement(0.1, begin=0.05, finish=0.7) + align('hidden', weight=10.0) + distill + {LONG} "
-        "| sparse",
+        _close(0.1, weight=10.0),
         CLOSE,
         "Our best recipe at 10 %: keep the weights that matter most to the loss, hold every layer's states close to "
         "those of the dense model, and store no zeros.",
@@ -219,10 +225,24 @@ ROWS = [
     ),
     Preset(
         "pruned3",
-        f"{DENSE} | smooth_movement(0.03, begin=0.05, finish=0.7) + align('hidden', weight=100.0) + distill + {LONG} "
-        "| sparse",
+        _close(0.03, weight=100.0),
         CLOSE,
         "The same at 3 %, with the states held closer still.",
         unpublished("a combination of ours; docs/pruning.md has it on SST-2"),
+    ),
+    Preset(
+        "trimmed10",
+        f"trim_vocabulary(size=7000) | {_close(0.1, weight=10.0)}",
+        CLOSE,
+        "pruned10 of a model that knows only the 7,000 most frequent word pieces of the training texts: once layers "
+        "are pruned, most of what is left are word embeddings.",
+        unpublished("a combination of ours"),
+    ),
+    Preset(
+        "trimmed3",
+        f"trim_vocabulary(size=7000) | {_close(0.03, weight=100.0)}",
+        CLOSE,
+        "pruned3 with as few word pieces: about a ninth of e5-small's numbers, in its bytes too.",
+        unpublished("a combination of ours"),
     ),
 ]
