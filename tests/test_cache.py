@@ -26,6 +26,7 @@ from smallbert.features.store import read_keys
 from smallbert.features.taught import keep_taught
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import save_folder
+from smallbert.recipe import Recipe
 from smallbert.tasks.task import Split
 from smallbert.training.loop import _Plan
 
@@ -416,6 +417,12 @@ def test_no_disk_is_filled(teachers, tmp_path):
         with pytest.raises(UserError, match="GB free; write another cache='folder', or cache='none'") as refusal:
             notes_of(f"{distill} + {train(tmp_path / 'other')}")
         assert "dtype" not in str(refusal.value)  # which nobody who distils can set
+
+
+def test_a_cache_in_a_file_is_refused_before_anything_is_trained(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="is a file; name a folder"):
+        Recipe(f"finetune | distill + {train(tmp_path / 'file')}")
 
 
 def test_progress_and_time_left(teachers):

@@ -1,5 +1,6 @@
 """How long, how fast and in what batches a phase trains."""
 
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from smallbert.errors import UserError
@@ -45,6 +46,8 @@ class Train(Method):
                 f"{self.name}: store={self.store!r} brings hidden states, which stay as they are only with "
                 "freeze='backbone'; add that, or leave store out"
             )
+        if self.cache not in ("auto", "none") and Path(self.cache).expanduser().is_file():
+            raise UserError(f"{self.name}: cache={self.cache!r} is a file; name a folder, which may be a new one")
         if not 0 <= self.warmup < 1:
             raise UserError(f"{self.name}: warmup is a share of the steps from 0 to below 1, not {self.warmup}")
         if self.dropout is not None and not 0 <= self.dropout < 1:
