@@ -65,6 +65,7 @@ def test_a_space_is_read_with_its_names_kinds_and_defaults():
     [
         ("", "no recipe to search"),
         ("finetune(lr=1e-4)", "nothing to search"),
+        ("finetune(lr=uniform(1e-6, 1e-4))", "uniform"),
         ("finetune(lr=log(0, 1))", "two numbers above 0, the lower one first"),
         ("finetune(lr=linear(2, 1))", "the lower one first"),
         ("finetune(lr=log(1e-4))", "its two ends"),
@@ -548,7 +549,7 @@ def test_the_report_says_what_was_gained_and_what_it_seemed_to_be():
     again = make_result(about, killed, runs)
     assert again["default"]["trial"] == 1 and again["trials"]["done"] == 4 and "died" not in again["trials"]
     assert (
-        "4 trials: 2 went to the end, 1 were pruned, 1 failed (1 that died were tried again)" in again["sentences"][0]
+        "4 trials: 2 went to the end, 1 were pruned, 1 failed (1 that died was tried again)" in again["sentences"][0]
     )
     assert ", the default 80.00." in again["sentences"][0] and again["sentences"][1:] == [second, third]
     given_up = make_result(about, [*killed[:1], killed[1]._replace(status="died", score=None), *killed[2:]], [])

@@ -53,22 +53,26 @@ class _Parts(Combines, Sequence[Part], Generic[Part]):
         return f"{type(self).__name__}({str(self)!r})"
 
 
+ONE_A_PHASE = {
+    "prunes": ("method that decides which weights stay", "prune twice"),
+    "is_train_setting": ("training setting", "train twice"),
+    "pools": ("pooler", "put the second in place of the first"),
+}
+
+
 class Phase(_Parts[Method]):
     """Methods that share one training loop, in the order of their stage, however they were typed."""
 
     def __init__(self, methods: Iterable[Method] = ()) -> None:
         ordered = sorted(methods, key=lambda method: (method.is_train_setting, method.stage, str(method)))
         object.__setattr__(self, "_parts", tuple(ordered))
-        if len(masks := [method.name for method in ordered if method.prunes]) > 1:
-            raise UserError(
-                f"a phase has one method that decides which weights stay, but {' and '.join(masks)} were given; "
-                "keep one, or put | between them to prune twice"
-            )
-        if len(settings := [str(method) for method in ordered if method.is_train_setting]) > 1:
-            raise UserError(
-                f"a phase has one training setting, but {' and '.join(settings)} were given; "
-                "keep one, or put | between them to train twice"
-            )
+        for role, (what, again) in ONE_A_PHASE.items():
+            if len(given := [method for method in ordered if getattr(method, role)]) > 1:
+                names = [method.name for method in given]
+                told = " and ".join(names if len({*names}) > 1 else map(str, given))
+                raise UserError(
+                    f"a phase has one {what}, but {told} were given; keep one, or put | between them to {again}"
+                )
 
     def __str__(self) -> str:
         return " + ".join(map(str, self._parts)) or "identity"

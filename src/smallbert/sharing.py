@@ -34,7 +34,7 @@ def _is_gpu(device: str | None) -> bool:
 
 def is_memory(error: Exception) -> bool:
     """Whether there was too little memory."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def is_trouble_of_the_process(error: Exception) -> bool:

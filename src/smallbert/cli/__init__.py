@@ -110,7 +110,15 @@ def explain(error: BaseException) -> tuple[int, str]:
     if is_full_disk(error):
         return 1, "error: the disk is full; what was there before is untouched"
     text = " ".join(str(error).split())[:300]
+    if _is_memory(error):
+        return 1, f"error: there is too little memory ({text}); ask for less: a smaller batch, length, width or model"
     return 1, f"error: {type(error).__name__}: {text}; add --debug to see where it comes from"
+
+
+def _is_memory(error: BaseException) -> bool:
+    from smallbert.sharing import is_memory
+
+    return isinstance(error, Exception) and is_memory(error)
 
 
 def _about_options(error: BaseException) -> str:

@@ -26,6 +26,7 @@ from smallbert.cli.options import (
     read_numbers,
 )
 from smallbert.errors import UserError
+from smallbert.files import check_folder
 
 if TYPE_CHECKING:
     from smallbert.study import Bench
@@ -80,6 +81,7 @@ def tune(
         raise UserError(f"--split was given {split!r}; write dev or test")
     if not tiny and (model is None or task is None):
         raise UserError("tune needs a MODEL and --task; or write --tiny to check the machinery without either")
+    check_folder(out)
     with progress() as say:
         say("starting")
         from smallbert import study as studies

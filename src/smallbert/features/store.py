@@ -25,7 +25,7 @@ FORMAT = 1
 MANIFEST = "store.json"
 LENGTHS = "lengths.safetensors"
 KINDS = {"tokens": ("all", "first", "mean"), "dtype": ("float32", "float16", "int8")}
-REPAIR = "remove it and build the store again: only what is missing is written"
+REPAIR = "remove it if it is there and build the store again: only what is missing is written"
 KEYS = ("store", "model", "data", "texts", "layers", "tokens", "dtype", "width", "texts_per_shard", "shards")
 
 

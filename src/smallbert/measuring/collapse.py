@@ -32,7 +32,7 @@ def _collapse_of_classes(task: Task, guess: np.ndarray, sample: Split) -> str:
     one = 100 * np.bincount(guess).max() / len(guess)
     signs = {
         f"{one:.1f} % of all predictions are one class": one >= 99 > largest,
-        f"train accuracy is {right:.1f}, no better than always guessing the largest class ({largest:.1f})": (
+        f"train accuracy is {right:.1f}, not clearly better than always guessing the largest class ({largest:.1f})": (
             right <= min(largest + 2, (largest + 100) / 2)  # where one class is nearly all, two points cannot be asked
         ),
     }

@@ -65,6 +65,7 @@ class Method(Combines):
     stage: ClassVar[int] = 50  # order inside `+`, lower first: mixout and delta 10, mask 30, quantise 50
     trains: ClassVar[bool] = False  # a phase that holds it runs the training loop
     prunes: ClassVar[bool] = False  # it decides which weights stay; a phase has at most one
+    pools: ClassVar[bool] = False  # it makes a head that reads all layers; a phase has at most one
     teaches: ClassVar[bool] = False  # its loss tells what an example should give, so that it needs no label
     guesses: ClassVar[bool] = False  # what is scored are hidden words, and not the task's answers
     is_train_setting: ClassVar[bool] = False  # it sets epochs, lr, ... of its phase; a phase has at most one

@@ -36,6 +36,7 @@ class PoolLayers(Method):
     """Put a head on the encoder that reads the hidden states of all layers."""
 
     stage: ClassVar[int] = 5
+    pools: ClassVar[bool] = True
 
     kind: Literal["adapter", "mix", "attention"] = "adapter"
     width: int = 16  # to how many numbers each state is made

@@ -249,7 +249,8 @@ def check_no_pooler(encoder: Any, name: str) -> None:
     """Refuse a mixture that no head would read."""
     if any(hasattr(head, "reads") for head in encoder.heads.values()):
         raise UserError(
-            f"{name}: this encoder's head is a pooler, which reads layers by itself; put a plain head on it"
+            f"{name}: this encoder's head is a pooler, or becomes one in this phase, which reads layers by itself; "
+            "put a plain head on it, or leave one of the two out"
         )
 
 

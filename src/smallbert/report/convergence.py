@@ -32,7 +32,8 @@ def draw_study(cells: Sequence[Cell], metric: str, setting: str | None, chance: 
         axes.text(0.997, chance, "guessing", transform=axes.get_yaxis_transform(), **look)
     _frame(axes, ticks, labels, f"{metric}, {cells[0].task}", setting)
     of = "" if setting is not None else " of survivors"  # trained too shortly is a point of the line, not a failure
-    note = "dots are runs, bars mean ± sd" + (f"{of}, x diverged" if any(map(_diverged, cells)) else "")
+    bars = f", bars mean ± sd{of}" if any(cell.all.n > 1 for cell in cells) else ""
+    note = f"dots are runs{bars}" + (", x diverged" if any(map(_diverged, cells)) else "")
     axes.set_title(note, loc="right", fontsize=8.5, color=COLOURS["muted"])
     if setting is not None:
         axes.legend(frameon=False, fontsize=9, loc="best")

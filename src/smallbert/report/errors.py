@@ -43,7 +43,9 @@ def sentences(found: Facts) -> list[str]:
         told = f"{facts['wrong']:.1f} tokens against {facts['right']:.1f} of the {right} ones"
         said.append(f"{side}'s {wrong} examples are {longer}: {told} (Welch's t test, {_p(facts['p'])}).")
     if not unlike:
-        said.append(f"Neither model's {right} and {wrong} examples differ in length by more than chance.")
+        said.append(
+            f"Neither model's {right} and {wrong} examples differ in their number of tokens by more than chance."
+        )
     return said
 
 

@@ -58,7 +58,8 @@ def _gain(cells: Sequence[Cell]) -> dict[str, Any] | None:
 def _sentences(result: dict[str, Any]) -> list[str]:
     trials, best, default = result["trials"], result["best"], result["default"]
     ends = ", ".join(f"{trials[status]} {words}" for status, words in ENDS.items() if trials.get(status))
-    again = f" ({trials['tried_again']} that died were tried again)" if trials["tried_again"] else ""
+    died = trials["tried_again"]
+    again = f" ({died} that died {'was' if died == 1 else 'were'} tried again)" if died else ""
     told = f"{trials['done']} trials: {ends or 'none finished'}{again}"
     if best is None:
         return [f"{told}; no recipe can be chosen."]

@@ -78,7 +78,7 @@ def with_choice(task: Task, share: float = 0.1, most: int = 1000) -> Task:
     if not scored:
         raise UserError(
             f"task {task.name} has no rows to choose by: to hold any out, more than {200 * share:.0f} % of train would "
-            "go, so many rows share their texts; score on dev instead"
+            f"go, since there are {len(rows):,} rows and those that share text go together; give more rows"
         )
     note = (
         f"{CHOOSE} is {len(scored):,} whole rows of train; they and what shares text with them, "

@@ -110,12 +110,12 @@ def read_space(text: str) -> Space:
         raise UserError("there is no recipe to search; write --recipe 'finetune(lr=log(1e-6, 1e-4), epochs={1, 2, 3})'")
     space = Space(text, tree)
     _find(space, tree, "", "", False)
+    space.default()  # which names what is wrong with a recipe, an unknown range among it
     if not space.choices:
         raise UserError(
             f"there is nothing to search in '{text}'; write a range such as lr=log(1e-6, 1e-4), or a set such as "
             "epochs={1, 2, 3}"
         )
-    space.default()
     for one in space.choices.values():
         for end in one.ends:
             space.draw(lambda choice, one=one, end=end: end if choice is one else choice.default)  # type: ignore[misc]
