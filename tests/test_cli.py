@@ -385,7 +385,7 @@ def test_errors_of_other_kinds(call, model, data, tmp_path, monkeypatch):
     assert (code, error) == (1, "error: ZeroDivisionError: oh; add --debug to see where it comes from\n")
     code, _, error = fail_with(RuntimeError("I/O error: No space left on device (os error 28)"))
     assert (code, error) == (1, "error: the disk is full; what was there before is untouched\n")
-    code, _, error = fail_with(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."))
+    code, _, error = fail_with(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"))
     assert code == 1 and "there is too little memory" in error and "a smaller batch" in error
     code, _, error = fail_with(KeyboardInterrupt())
     assert code == 130 and "goes on from there" in error

@@ -568,7 +568,7 @@ def test_a_fraction_of_an_epoch_is_that_share_of_its_steps(epochs):
         ("pool_layers(layers=[])", "layers is empty"),
         ("pool_layers(length=1000)", "at most"),
         ("pool_layers(detach=True)", "same phase"),
-        ("pool_layers + pool_layers(width=8) + train", "has one pooler, but pool_layers.* and pool_layers.* were given"),
+        ("pool_layers + pool_layers(width=8) + train", "has one pooler, but pool_layers.* and pool_layers"),
         ("mix_layers | pool_layers", "already reads a mixture"),
         ("pool_layers | mix_layers", "is a pooler"),
         ("pool_layers | gate_layers", "is a pooler"),

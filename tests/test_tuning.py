@@ -548,9 +548,7 @@ def test_the_report_says_what_was_gained_and_what_it_seemed_to_be():
     killed[1] = killed[1]._replace(tries=2)
     again = make_result(about, killed, runs)
     assert again["default"]["trial"] == 1 and again["trials"]["done"] == 4 and "died" not in again["trials"]
-    assert (
-        "4 trials: 2 went to the end, 1 were pruned, 1 failed (1 that died was tried again)" in again["sentences"][0]
-    )
+    assert "4 trials: 2 went to the end, 1 were pruned, 1 failed (1 that died was tried again)" in again["sentences"][0]
     assert ", the default 80.00." in again["sentences"][0] and again["sentences"][1:] == [second, third]
     given_up = make_result(about, [*killed[:1], killed[1]._replace(status="died", score=None), *killed[2:]], [])
     assert given_up["trials"]["died"] == 1 and given_up["trials"]["done"] == 4
