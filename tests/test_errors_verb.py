@@ -86,6 +86,13 @@ def test_a_toy_by_hand():
     assert json.loads(json.dumps(found, allow_nan=False)) == found and len(found["predictions"]) == 8
 
 
+def test_different_answers_are_shown_before_equal_ones_that_are_farther_apart():
+    apart = np.array(A) != np.array(B)
+    sure = np.where(apart, 0.55, 0.95)[:, None]  # beside 0.55: equal answers lie 0.4 apart, different ones 0.1
+    found = errors.compare_answers(answers(A, sure), answers(B, 0.55), toy())["most_different"]
+    assert [each["id"] for each in found] == [f"id{number}" for number in (4, 5, 7, 0, 1, 2, 3, 6)]
+
+
 def test_what_never_happens_is_none_and_not_zero():
     rows = errors.class_facts([0, 0], [0, 0], ["a", "b"])
     assert rows[1]["recall"] is None and rows[1]["precision"] is None and rows[1]["f1"] is None

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock, patch
 
@@ -31,6 +32,7 @@ from smallbert.features.room import Room
 from smallbert.features.store import open_store
 from smallbert.model.folders import save_folder
 from smallbert.model.walk import walk
+from smallbert.tasks.task import Split
 
 TASK = toy_task("classify", 48)
 SMALL = 12_000  # bytes a shard, for several of them
@@ -56,6 +58,11 @@ def flip(file: Path, place: int) -> None:
     raw = bytearray(file.read_bytes())
     raw[place] ^= 1
     file.write_bytes(raw)
+
+
+def full_disk(free: int):
+    """A disk with so many bytes left."""
+    return patch("shutil.disk_usage", return_value=namedtuple("usage", "total used free")(10**9, 10**9 - free, free))
 
 
 @pytest.mark.parametrize("tokens", ["all", "first", "mean"])
@@ -328,6 +335,46 @@ def test_a_new_head_leaves_a_store_as_it_is(tmp_path):
         build(tmp_path / "t", run("quantize(activations=True)", small()).encoder)
 
 
+def test_a_store_knows_its_tokenizer_even_where_another_gives_the_same_tokens(tmp_path):
+    build(tmp_path / "s")
+    encoder = small()
+    encoder.tokenizer.add_tokens(["unheard-of"])
+    with pytest.raises(UserError, match="holds other hidden states: the tokenizer is another one; give"):
+        build(tmp_path / "s", encoder)
+
+
+def test_a_store_knows_the_connections_between_layers(tmp_path):
+    encoder = run("connect_layers", small(), TASK).encoder
+    build(tmp_path / "s", encoder)
+    with torch.no_grad():
+        encoder.connections.rows[0][0] = 0.5
+    with pytest.raises(UserError, match="holds other hidden states: the model is another one; give"):
+        build(tmp_path / "s", encoder)
+
+
+def test_a_store_tells_two_texts_from_one_with_the_same_tokens(tmp_path):
+    """What stands between two texts can be written into one; then the types of its tokens alone are others."""
+    one, two = Split(["great film [SEP] poor plot"], None, [0], ["0"]), Split(["great film"], ["poor plot"], [0], ["0"])
+    tasks, encoder = [replace(TASK, splits={"train": split}) for split in (one, two)], small()
+    first, second = (stream_of(encoder, task, "train").views["student"] for task in tasks)
+    assert np.array_equal(first.ids, second.ids) and not np.array_equal(first.types, second.types)
+    build(tmp_path / "s", encoder, tasks[0])
+    with pytest.raises(UserError, match="holds other hidden states: the texts are others; give"):
+        build(tmp_path / "s", encoder, tasks[1])
+
+
+def test_only_what_is_left_to_write_needs_room(tmp_path):
+    whole, file = build(tmp_path / "s"), tmp_path / "s" / "00001.safetensors"
+    before, need = contents(tmp_path / "s"), file.stat().st_size
+    assert need < whole.bytes
+    file.unlink()
+    with full_disk(need - 1), pytest.raises(UserError, match="GB free; choose fewer"):
+        build(tmp_path / "s")
+    with full_disk(need):
+        build(tmp_path / "s")
+    assert contents(tmp_path / "s") == before
+
+
 def test_bad_input_is_refused_in_a_sentence(tmp_path):
     for options, said in [
         ({"dtype": "half"}, "dtype was given 'half'; write one of: float32, float16, int8"),
@@ -353,8 +400,7 @@ def test_bad_input_is_refused_in_a_sentence(tmp_path):
         (tmp_path / "bad" / "store.json").write_text(text)
         with pytest.raises(UserError, match=said):
             open_store(tmp_path / "bad")
-    usage = namedtuple("usage", "total used free")(10, 9, 1)
-    with patch("shutil.disk_usage", return_value=usage), pytest.raises(UserError, match="GB free; choose fewer"):
+    with full_disk(1), pytest.raises(UserError, match="GB free; choose fewer"):
         build(tmp_path / "s")
     assert not (tmp_path / "s").exists()
     with pytest.raises(IndexError, match="holds the texts 0 to 47"):
@@ -589,8 +635,7 @@ def test_a_store_that_does_not_fit_is_refused(tmp_path):
 
 
 def test_without_room_the_backbone_runs():
-    usage = namedtuple("usage", "total used free")(10, 9, 1)
-    with patch("smallbert.features.building.shutil.disk_usage", return_value=usage):
+    with full_disk(1):
         outcome = run("train(epochs=2, batch=8, freeze='backbone')", small(), TASK, judge=False)
     assert any("ran at every step, without dropout: the store needs" in note for note in outcome.notes)
 

@@ -111,6 +111,16 @@ def test_norm_takes_scale_and_mean_away_and_has_no_weights():
     assert not torch.allclose(plain(state), plain(7 * state + 3))
 
 
+def test_what_a_projection_makes_is_dropped_in_training_alone():
+    project, state = Projection(8, 3, dropout=0.5), stack(1)[0]
+    plain = functional.gelu(project.linear(state))
+    assert torch.equal(project.eval()(state), plain)
+    torch.manual_seed(0)
+    found = project.train()(state)
+    torch.manual_seed(0)
+    assert torch.equal(found, functional.dropout(plain, 0.5)) and not torch.equal(found, plain)
+
+
 @pytest.mark.parametrize("kind", ["classify", "tag"])
 def test_attention_is_the_formula(kind):
     pooler = drawn(AttentionPooler(kind, 2, ["a", "b"], [0, 2, 3], Projection(8, 3)))
@@ -351,6 +361,18 @@ def test_beside_the_plain_head_both_teach_the_encoder():
             assert name.startswith("heads.") or not torch.equal(shared[name], gradient), name
     assert stopped["heads.task.out.weight"].abs().sum() > 0
     torch.testing.assert_close(stopped["heads.task.out.weight"], shared["heads.task.out.weight"])
+
+
+def test_a_pooler_with_a_stopped_gradient_is_clipped_by_its_own_norm():
+    phase = phase_of("pool_layers(detach=True) + train(clip=0.01)", small("bert", layers=1), toy_task("pair", 16))
+    for one in phase.encoder.parameters():
+        one.grad = torch.ones_like(one)
+    for method in phase.methods:
+        method.after_backward(phase)
+    wanted = 0.01 / count(phase.encoder.head) ** 0.5
+    for one in phase.encoder.head.parameters():
+        torch.testing.assert_close(one.grad, torch.full_like(one, wanted))
+    assert all((one.grad == 1).all() for one in phase.encoder.backbone.parameters())
 
 
 def test_a_pooler_beside_a_head_learns_at_a_rate_of_its_own():

@@ -124,6 +124,13 @@ def test_drawn_recipes_lie_inside_and_stand_as_their_record_says():
     assert 10 < with_mixture < 40
 
 
+def test_rounding_does_not_lead_out_of_a_range():
+    space = read_space("finetune(lr=log(1.234567e-5, 1e-3), dropout=linear(0.1, 0.99996))")
+    for end in ("low", "high"):
+        settings = space.draw(lambda choice, end=end: choice.rounded(getattr(choice, end)))[0][0].settings()
+        assert [settings["lr"], settings["dropout"]] == [getattr(one, end) for one in space.choices.values()]
+
+
 def test_beginnings_in_common_are_those_without_a_range():
     space = read_space("finetune(epochs={1, 2}) | drop_layers(3) | finetune(lr=log(1e-5, 1e-3)) | quantize(8)")
     texts = [str(recipe).replace(" ", "") for recipe in space.beginnings(16)]
@@ -247,6 +254,13 @@ def test_a_search_in_which_everything_fails_is_given_up(tmp_path, monkeypatch):
     tuning, bench = tuning_of(tmp_path, monkeypatch, "drop_layers(9) | finetune(lr=log(1e-5, 1e-2))", trials=50)
     with pytest.raises(RunError, match=r"all of the first 5 trials failed, the last since: drop_layers\(keep=9\)"):
         search.search(tuning, bench)
+
+
+def test_a_search_in_which_something_succeeds_is_not_given_up():
+    records = [record(0, score=80.0), *(record(number, "failed") for number in range(1, 7))]
+    search._give_up_if_hopeless(records)
+    with pytest.raises(RunError, match="all of the first 6 trials failed"):
+        search._give_up_if_hopeless(records[1:])
 
 
 def test_an_equal_recipe_is_not_trained_twice(tmp_path, monkeypatch):
@@ -386,6 +400,15 @@ def test_a_dead_trial_is_begun_again_by_one_process_alone(tmp_path, monkeypatch)
         study.enqueue_trial({}, user_attrs={"again": 0, "tries": 2})
     records = search.search(tuning, bench)
     assert [one.status for one in records] == ["died", "ok", "ok"] and len({one.recipe for one in records[1:]}) == 2
+
+
+@pytest.mark.filterwarnings("ignore:Heartbeat")
+def test_the_last_missing_trial_begun_by_two_processes_is_done_by_one(tmp_path, monkeypatch):
+    tuning, bench = tuning_of(tmp_path, monkeypatch, trials=1)
+    setup = search.begin(tuning, bench)
+    setup.study.ask()  # by the other process
+    setup.study.optimize(lambda one: trial.run_trial(setup, one), n_trials=1)
+    assert [one.status for one in records_of(setup.study)] == ["running"]
 
 
 def test_a_name_stands_for_one_search(tmp_path, monkeypatch):
@@ -554,6 +577,11 @@ def test_the_report_says_what_was_gained_and_what_it_seemed_to_be():
     assert given_up["trials"]["died"] == 1 and given_up["trials"]["done"] == 4
     noisy = [run._replace(score=90.0 - 10 * run.seed) if run.arm == "tuned" else run for run in runs]
     assert "no more than chance" in make_result(about, records, noisy)["sentences"][1]
+
+
+def test_of_equal_trials_the_first_wins():
+    """So the default, which comes first, is left only for something better."""
+    assert best_of([record(0, score=84.0), record(1, score=80.0), record(2, score=84.0)]).trial == 0
 
 
 def test_what_matters_is_told_from_what_does_not():
