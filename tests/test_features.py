@@ -352,6 +352,23 @@ def test_a_store_knows_the_connections_between_layers(tmp_path):
         build(tmp_path / "s", encoder)
 
 
+def test_a_store_knows_which_connections_are_used_and_the_stride(tmp_path):
+    recipes = ("head", "stride(2)", "connect_layers", "connect_layers(period=2)")
+    plain, strided, connected, sparse = (run(recipe, small(), TASK).encoder for recipe in recipes)
+    build(tmp_path / "plain", plain)
+    build(tmp_path / "connected", connected)
+    for place, encoder in (("connected", sparse), ("plain", strided)):
+        with pytest.raises(UserError, match="holds other hidden states: the model is another one; give"):
+            build(tmp_path / place, encoder)
+
+
+def test_a_stride_learns_behind_a_frozen_backbone():
+    before = run("stride(2)", small(), TASK).encoder
+    outcome = run("train(freeze='backbone', epochs=2, lr=0.01)", before, TASK)
+    assert any("the stride around its layers is trained" in note for note in outcome.notes)
+    assert not torch.equal(outcome.encoder.stride.join.weight, before.stride.join.weight)
+
+
 def test_a_store_tells_two_texts_from_one_with_the_same_tokens(tmp_path):
     """What stands between two texts can be written into one; then the types of its tokens alone are others."""
     one, two = Split(["great film [SEP] poor plot"], None, [0], ["0"]), Split(["great film"], ["poor plot"], [0], ["0"])

@@ -20,7 +20,7 @@ from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.heads import Head
 from smallbert.model.mixing import Mixture
 from smallbert.model.pooling import AdapterPooler, AttentionPooler, MixturePooler, Projection, initialise, pad_to
-from smallbert.training.loop import take_step
+from smallbert.training.loop import _clip, take_step
 
 KINDS = ("classify", "regress", "tag", "answer")
 FORMS = {
@@ -366,13 +366,25 @@ def test_beside_the_plain_head_both_teach_the_encoder():
 def test_a_pooler_with_a_stopped_gradient_is_clipped_by_its_own_norm():
     phase = phase_of("pool_layers(detach=True) + train(clip=0.01)", small("bert", layers=1), toy_task("pair", 16))
     for one in phase.encoder.parameters():
-        one.grad = torch.ones_like(one)
-    for method in phase.methods:
-        method.after_backward(phase)
-    wanted = 0.01 / count(phase.encoder.head) ** 0.5
-    for one in phase.encoder.head.parameters():
-        torch.testing.assert_close(one.grad, torch.full_like(one, wanted))
-    assert all((one.grad == 1).all() for one in phase.encoder.backbone.parameters())
+        one.grad = torch.full_like(one, 2.0)
+    pooler = list(phase.encoder.head.parameters())
+    rest = [one for one in phase.encoder.parameters() if not any(one is own for own in pooler)]
+    _clip(phase.optimiser, rest, pooler, 0.01)
+    for group in (pooler, rest):
+        wanted = 0.01 / sum(one.numel() for one in group) ** 0.5
+        for one in group:
+            torch.testing.assert_close(one.grad / phase.optimiser.grad_scale, torch.full_like(one, wanted))
+
+
+def test_a_step_clips_a_pooler_with_a_stopped_gradient_apart(monkeypatch):
+    seen = []
+    monkeypatch.setattr("smallbert.training.loop._clip", lambda optimiser, *lists: seen.append(lists))
+    run("pool_layers(detach=True) + train(epochs=1, batch=16, clip=0.5)", small("bert"), toy_task("pair", 16))
+    ((joint, apart, most),) = seen
+    assert most == 0.5 and not {*joint} & {*apart}
+    assert sum(one.numel() for one in apart) == count(
+        run("pool_layers", small("bert"), toy_task("pair", 16)).encoder.head
+    )
 
 
 def test_a_pooler_beside_a_head_learns_at_a_rate_of_its_own():

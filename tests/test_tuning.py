@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from toys import small, toy_task
+from toys import run, small, toy_task
 
 optuna = pytest.importorskip("optuna", reason="the extra tune is not installed")
 
@@ -23,6 +23,7 @@ from smallbert.measuring.card import MACHINERY_CHECK  # noqa: E402
 from smallbert.measuring.findings import Result  # noqa: E402
 from smallbert.measuring.shelf import load_cards  # noqa: E402
 from smallbert.model.encoder import fingerprint  # noqa: E402
+from smallbert.model.folders import save_folder  # noqa: E402
 from smallbert.recipe import Recipe  # noqa: E402
 from smallbert.report.tuning import make_result, to_markdown, trials_sheet  # noqa: E402
 from smallbert.space import expand_space  # noqa: E402
@@ -409,6 +410,18 @@ def test_the_last_missing_trial_begun_by_two_processes_is_done_by_one(tmp_path, 
     setup.study.ask()  # by the other process
     setup.study.optimize(lambda one: trial.run_trial(setup, one), n_trials=1)
     assert [one.status for one in records_of(setup.study)] == ["running"]
+
+
+def test_a_search_with_another_teacher_is_another_search(tmp_path, monkeypatch):
+    folder = tmp_path / "teacher"
+    space = f"distill(teacher={str(folder)!r}) + train(lr=log(1e-4, 1e-2))"
+    tuning, bench = tuning_of(tmp_path, monkeypatch, space, name="mine")
+    for seed in (0, 1):
+        save_folder(run("head", small(), toy_task(rows=60), seed=seed).encoder, folder)
+        if not seed:
+            search.begin(tuning, bench)
+    with pytest.raises(UserError, match="a search called 'mine' with another teacher or text; give another --name"):
+        search.begin(tuning, bench)
 
 
 def test_a_name_stands_for_one_search(tmp_path, monkeypatch):

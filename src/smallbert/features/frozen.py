@@ -94,6 +94,7 @@ def why_not(phase: Phase) -> str | None:
         "a teacher reads the same batches": bool(phase.teachers) or len(phase.stream.views) > 1,  # type: ignore[union-attr]
         "what it reads is drawn anew": phase.stream.draw is not None,  # type: ignore[union-attr]
         "the connections between its layers are trained": encoder.connections is not None,
+        "the stride around its layers is trained": encoder.stride is not None,
         "the head reads padding": any(getattr(head, "padded_to", 0) for head in encoder.heads.values()),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

@@ -146,8 +146,11 @@ def difference(known: dict[str, Any], wanted: dict[str, Any]) -> str:
 def states_fingerprint(encoder: Encoder) -> str:
     """A short hash of all that decides an encoder's hidden states: not its head, not its mixture, not its history."""
     digest = hashlib.sha256(json.dumps([encoder.base, encoder.order], sort_keys=True, default=str).encode())
-    for part in (encoder.backbone, encoder.connections):
+    for part in (encoder.backbone, encoder.connections, encoder.stride):
         if part is not None:
+            # What decides beside weights which of them are used.
+            numbers = [getattr(part, name) for name in ("dilation", "period", "step") if hasattr(part, name)]
+            digest.update(str(numbers or "").encode())
             # The same weights compute otherwise in a layer that rounds its inputs too.
             kinds = [(n, type(m).__name__, getattr(m, "activations", None) is True) for n, m in part.named_modules()]
             digest.update(str(kinds).encode())

@@ -11,7 +11,7 @@ learns by its plain head exactly as it would without, and the pooler beside it. 
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from smallbert.data import usable_length
 from smallbert.errors import UserError
@@ -148,8 +148,3 @@ class PoolLayers(Method):
         pooler, states = step.phase.encoder.head, step.states.hidden
         scores = pooler([state.detach() for state in states] if self.detach else states, step.batch)
         return {"pooler": step.mean(losses(pooler, scores, step.batch), step.batch.labelled)}
-
-    def after_backward(self, phase: Any) -> None:
-        """Clip what nobody else does."""
-        if self.detach and phase.settings.clip:
-            nn.utils.clip_grad_norm_(phase.encoder.head.parameters(), phase.settings.clip)

@@ -150,22 +150,33 @@ def take_step(phase: Phase, batches: Batches) -> Tensor:
     for method in phase.methods:
         method.after_backward(phase)
     if phase.settings.clip:
+        apart = [one for one in parameters if one in phase.clipped_apart]
         joint = [one for one in parameters if one not in phase.clipped_apart]
-        _clip(phase.optimiser, joint, phase.settings.clip)
+        _clip(phase.optimiser, joint, apart, phase.settings.clip)
     phase.optimiser.step()
     for method in phase.methods:
         method.after_step(phase)
     return loss.detach()
 
 
-def _clip(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter], most: float) -> None:
+def _clip(optimiser: torch.optim.Optimizer, joint: list[nn.Parameter], apart: list[nn.Parameter], most: float) -> None:
     """Let the fused update scale gradients down to a joint norm of `most`, which spares a pass over all of them.
 
     The same two fields tell a fused optimiser to leave everything as it is when the norm is not a number.
     """
-    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-    optimiser.grad_scale = (norm / most).clamp(min=1.0)  # type: ignore[attr-defined]
+    norm = _norm(joint)
+    scale = optimiser.grad_scale = (norm / most).clamp(min=1.0)  # type: ignore[attr-defined]
     optimiser.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
+    if own := _gradients(apart):  # the update divides these by the scale of the others too
+        torch._foreach_mul_(own, scale / (_norm(apart) / most).clamp(min=1.0))
+
+
+def _norm(parameters: list[nn.Parameter]) -> Tensor:
+    return nn.utils.get_total_norm(_gradients(parameters))
+
+
+def _gradients(parameters: list[nn.Parameter]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def stepper(phase: Phase) -> Callable[[Batches], Tensor]:

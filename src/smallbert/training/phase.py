@@ -62,7 +62,7 @@ class Phase:
         self.dials: dict[str, Tensor] = {}
         self.frozen: list[nn.Parameter] = []  # what a method wants left as it is while the phase trains
         self.rates: list[tuple[list[nn.Parameter], float]] = []  # parameters with a learning rate of their own
-        self.clipped_apart: set[nn.Parameter] = set()  # what a method clips by itself
+        self.clipped_apart: set[nn.Parameter] = set()  # what is clipped by a norm of its own
         self.taps: set[str] = set()
         self._route: Route | None = None
         self.batch: Batch | None = None  # what the encoder looks at just now

@@ -18,6 +18,7 @@ from typing import Any
 from smallbert import study as studies
 from smallbert.arms import Arm
 from smallbert.errors import RunError, UserError
+from smallbert.estimate import files_read
 from smallbert.files import InUse, shared_folder
 from smallbert.jobs import WorkerLost, run_jobs
 from smallbert.make import Line, Say, check_device, quiet, why_of
@@ -74,6 +75,8 @@ def begin(tuning: Tuning, bench: studies.Bench) -> Setup:
     task = search_task(whole)
     words = " ".join(space.text.split())
     about = {"space": words, "model": start.fingerprint, "task": task.fingerprint, "seed": SEED}
+    if files := sorted({read for recipe in space.ends() if (read := files_read(recipe))}):
+        about["teacher or text"] = ", ".join(files)
     name = tuning.name or f"{whole.name}-{hashlib.sha256(str(about).encode()).hexdigest()[:10]}"
     count = space.count()
     every = count is not None and count <= tuning.trials

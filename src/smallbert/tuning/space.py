@@ -92,6 +92,15 @@ class Space:
         """How many recipes there are, equal ones included; None where there is no end of them."""
         return None if _has_range(self.tree) else count_recipes(self.tree, self.text)
 
+    def ends(self) -> list[Recipe]:
+        """The default recipe, and those with one choice at each of its ends."""
+        drawn = [
+            self.draw(lambda choice, one=one, end=end: end if choice is one else choice.default)  # type: ignore[misc]
+            for one in self.choices.values()
+            for end in one.ends
+        ]
+        return [self.default(), *drawn]
+
     def beginnings(self, most: int) -> list[Recipe]:
         """Every recipe that the first phases can stand for, as far as those are few: what trials have in common."""
         parts, found = list(operands(self.tree, ast.BitOr)), []
@@ -116,9 +125,7 @@ def read_space(text: str) -> Space:
             f"there is nothing to search in '{text}'; write a range such as lr=log(1e-6, 1e-4), or a set such as "
             "epochs={1, 2, 3}"
         )
-    for one in space.choices.values():
-        for end in one.ends:
-            space.draw(lambda choice, one=one, end=end: end if choice is one else choice.default)  # type: ignore[misc]
+    space.ends()
     return space
 
 
