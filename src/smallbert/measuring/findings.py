@@ -208,31 +208,35 @@ def _scored(cell: Cell) -> str:
 
 
 def _on_many(cells: Sequence[Cell], tasks: Sequence[str]) -> str:
-    arms, said = list(dict.fromkeys(cell.arm for cell in cells)), []
+    arms = list(dict.fromkeys(cell.arm for cell in cells))
     of = {(cell.task, cell.arm): cell for cell in cells}
-    for arm in arms[1:]:
-        pairs = [compare_cells(of[task, arms[0]], of[task, arm]) for task in tasks]
-        sides = {word: [pair for pair in pairs if pair.sign == sign] for word, sign in (("better", 1), ("worse", -1))}
-        tested = sum(pair.paired_survivors.n > 1 for pair in pairs)
-        if not tested:
-            gains = ", ".join(_gain(pair) for pair in pairs if pair.paired_survivors.n)
-            said.append(f"{arm} - {arms[0]}: {gains}, of one seed, which tests nothing" if gains else f"{arm}: no pair")
-            continue
-        counts = [
-            f"{word} on {len(own)}" + (f" ({', '.join(_gain(p) for p in own)})" if own else "")
-            for word, own in sides.items()
-        ]
-        chance = f"of {tested} that could be tested about {marks_by_chance(pairs):.1f} would be so by chance alone"
-        said.append(
-            f"{arm} is {' and '.join(counts)} of {len(tasks)} tasks than {arms[0]}, beyond two standard errors "
-            "of survivors or in how often it diverges"
-        )
-        said.append(chance)
+    pairs = {arm: [compare_cells(of[task, arms[0]], of[task, arm]) for task in tasks] for arm in arms[1:]}
+    every = [pair for own in pairs.values() for pair in own]
+    tested = sum(pair.paired_survivors.n > 1 for pair in every)
+    how = ", beyond two standard errors of survivors or in how often it diverges" if tested else ""
+    said = [f"against {arms[0]}{how}: " + "; ".join(_beside(arm, own) for arm, own in pairs.items())] * bool(pairs)
+    if tested:
+        chance = f"about {marks_by_chance(every):.1f} would be so by chance alone"
+        said.append(f"of {tested} comparisons that could be tested {chance}")
+    elif every:
+        said.append("of one seed, which tests nothing")
     runs = {arm: [run for cell in cells if cell.arm == arm for run in cell.runs] for arm in arms}
     whole = [Cell("", arm, None, tuple(own)) for arm, own in runs.items()]
     if any(cell.count("diverged") for cell in whole):
         said.append(", ".join(f"{c.arm}: {c.count('diverged')} of {c.count(*ENDS)} diverged" for c in whole))
     return "; ".join(said) or f"{arms[0]} on {len(tasks)} tasks"
+
+
+def _beside(arm: str, pairs: Sequence[Pair]) -> str:
+    """How one arm does against the first: on how many tasks it is better and worse, or by how much with one seed."""
+    if all(pair.paired_survivors.n < 2 for pair in pairs):
+        gains = ", ".join(_gain(pair) for pair in pairs if pair.paired_survivors.n)
+        return f"{arm} {gains}" if gains else f"{arm} has no pair"
+    counts = []
+    for word, sign in (("better", 1), ("worse", -1)):
+        own = [pair for pair in pairs if pair.sign == sign]
+        counts.append(f"{word} on {len(own)}" + (f" ({', '.join(map(_gain, own))})" if own else ""))
+    return f"{arm} is {' and '.join(counts)} of {len(pairs)} tasks"
 
 
 def _gain(pair: Pair) -> str:
