@@ -265,7 +265,7 @@ def _draw_labels(figure: "Figure", axes: "Axes", points: Sequence[Point], taken:
     frame = Box(inner.x0, inner.y0 + 2, figure.bbox.x1 - 4, inner.y1 + 6)
     anchors = [(float(x), float(y)) for x, y in (pixels((p.x, p.y)) for p in named)]
     for text, box, anchor in zip(texts, place_labels(anchors, sizes, taken, frame, words), anchors, strict=True):
-        _move(figure, axes, text, box, anchor)
+        move_label(figure, axes, text, box, anchor)
 
 
 def _around(one: Any, other: Any, room: float) -> Box:
@@ -274,7 +274,7 @@ def _around(one: Any, other: Any, room: float) -> Box:
     return Box(min(a, c) - room, min(b, d) - room, max(a, c) + room, max(b, d) + room)
 
 
-def _move(figure: "Figure", axes: "Axes", text: Any, box: Box, anchor: tuple[float, float]) -> None:
+def move_label(figure: "Figure", axes: "Axes", text: Any, box: Box, anchor: tuple[float, float]) -> None:
     """Put a label into its box, on the side that faces its point, with a thin line where it had to go far."""
     x, y = anchor
     side = "left" if box.left > x else "right" if box.right < x else "center"

@@ -1,0 +1,110 @@
+"""Compression against accuracy: every student of a study of students.sh beside the same student without a teacher.
+
+    python benchmarks/compression.py results/students/e5-small/sst2 results/students/all-mpnet-base-v2/sst2
+
+Prints for each folder what share of the teacher's score a student keeps, with how many times fewer numbers (zeros are
+not counted), and draws both into compression.png there: dots learned from the teacher, circles did not. Means over
+seeds; runs that learned nothing count with the score they have.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import NamedTuple
+
+from smallbert.measuring.shelf import load_cards
+from smallbert.report.figure import COLOURS, font_name, new_figure, strip_frame, to_png
+from smallbert.report.plot import Box, move_label, place_labels
+
+KEPT = (98, 95)  # per cent of the teacher's score that are asked for at 4 and at 8 times fewer numbers
+CONTROL = ", alone"
+
+
+class Student(NamedTuple):
+    """One preset: how many times smaller, and what share of the teacher's score it keeps, taught and alone."""
+
+    name: str
+    times: float
+    taught: float
+    alone: float | None
+    seeds: int
+
+
+def read_students(folder: Path) -> list[Student]:
+    """The students of one study, largest first."""
+    scores: dict[str, list[float]] = defaultdict(list)
+    sizes: dict[str, list[int]] = defaultdict(list)
+    for card in load_cards(folder):
+        if card["scores"]:
+            scores[card["preset"]].append(card["scores"][card["headline"]]["value"])
+            sizes[card["preset"]].append(card["parameters"]["non_zero"])
+    best, whole = mean(scores["teacher"]) / 100, mean(sizes["teacher"])
+    found = []
+    for name in scores:
+        if name != "teacher" and not name.endswith(CONTROL):
+            alone = scores.get(name + CONTROL)
+            kept = [mean(scores[name]) / best, mean(alone) / best if alone else None]
+            found.append(Student(name, whole / mean(sizes[name]), *kept, len(scores[name])))  # type: ignore[arg-type]
+    return sorted(found, key=lambda student: student.times)
+
+
+def draw(students: Sequence[Student], title: str) -> object:
+    """Share of the teacher's score against times fewer numbers, a name at each dot."""
+    figure = new_figure((9.2, 5.6))
+    axes = figure.add_axes((0.06, 0.1, 0.92, 0.82))
+    axes.set_xscale("log")
+    strip_frame(axes, "y", title)
+    for student in students:
+        if student.alone is not None:
+            axes.plot([student.times] * 2, [student.taught, student.alone], color=COLOURS["rule"], zorder=1)
+            look = {"markerfacecolor": COLOURS["paper"], "markersize": 5, "zorder": 3}
+            axes.plot(student.times, student.alone, "o", color=COLOURS["muted"], **look)
+        axes.plot(student.times, student.taught, "o", color=COLOURS["accent"], markersize=6, zorder=4)
+    for share in KEPT:
+        axes.axhline(share, color=COLOURS["muted"], linewidth=0.8, linestyle=(0, (3, 3)), zorder=1)
+    ticks = [times for times in (1, 1.5, 2, 3, 4, 6, 8, 12, 20, 40, 60, 100, 200) if times <= 1.3 * students[-1].times]
+    axes.set_xticks(ticks, [f"{times:g}x" for times in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlim(0.9, 1.5 * students[-1].times)
+    axes.set_xlabel("times fewer numbers than the teacher", fontsize=9.5, color=COLOURS["ink"])
+    _name(figure, axes, students)
+    return figure
+
+
+def _name(figure: object, axes: object, students: Sequence[Student]) -> None:
+    renderer, pixels = figure.canvas.get_renderer(), axes.transData.transform  # type: ignore[attr-defined]
+    look = {"fontsize": 8.5, "fontfamily": font_name(), "color": COLOURS["ink"]}
+    texts = [axes.annotate(s.name, (s.times, s.taught), **look) for s in students]  # type: ignore[attr-defined]
+    sizes = [(e.width * 1.04, e.height) for e in (text.get_window_extent(renderer) for text in texts)]
+    anchors = [tuple(map(float, pixels((s.times, s.taught)))) for s in students]
+    controls = [pixels((s.times, s.alone)) for s in students if s.alone is not None]
+    taken = [Box(x - 4, y - 4, x + 4, y + 4) for x, y in controls]
+    inner = axes.get_window_extent(renderer)  # type: ignore[attr-defined]
+    frame = Box(inner.x0, inner.y0, inner.x1, inner.y1)
+    boxes = place_labels(anchors, sizes, [], frame, taken)  # type: ignore[arg-type]
+    for text, box, anchor in zip(texts, boxes, anchors, strict=True):
+        move_label(figure, axes, text, box, anchor)  # type: ignore[arg-type]
+
+
+def main() -> None:
+    """Print and draw each folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path)
+    for folder in parser.parse_args().folders:
+        students = read_students(folder)
+        print(f"\n{folder}\n| student | times fewer numbers | % of the teacher's score | without it | seeds |")
+        print("|---|---|---|---|---|")
+        for one in students:
+            alone = "" if one.alone is None else f"{one.alone:.1f}"
+            print(f"| {one.name} | {one.times:.1f} | {one.taught:.1f} | {alone} | {one.seeds} |")
+        path = folder / "compression.png"
+        to_png(draw(students, f"% of the teacher's score, {folder.parent.name}, {folder.name}"), path)  # type: ignore[arg-type]
+        print(f"drawn in {path}")
+
+
+if __name__ == "__main__":
+    main()
