@@ -460,7 +460,7 @@ def test_the_paper_s_table_of_tasks():
     assert chance == pytest.approx(2 * 0.1161, abs=1e-3)  # two tasks, Student's t with four degrees of freedom
     assert any("1 of 2 tested" in note and "about 0.2 are to be expected" in note for note in sheet.notes)
     assert report.sentences[0].startswith(
-        "against plain, beyond two standard errors of survivors or in how often it diverges: mixture is better on 1 "
+        "Against plain, beyond two standard errors of survivors or in how often it diverges: mixture is better on 1 "
         "(tense +5.0) and worse on 0 of 2 tasks; of 2 comparisons"
     )
 

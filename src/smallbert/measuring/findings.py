@@ -214,7 +214,7 @@ def _on_many(cells: Sequence[Cell], tasks: Sequence[str]) -> str:
     every = [pair for own in pairs.values() for pair in own]
     tested = sum(pair.paired_survivors.n > 1 for pair in every)
     how = ", beyond two standard errors of survivors or in how often it diverges" if tested else ""
-    said = [f"against {arms[0]}{how}: " + "; ".join(_beside(arm, own) for arm, own in pairs.items())] * bool(pairs)
+    said = [f"Against {arms[0]}{how}: " + "; ".join(_beside(arm, own) for arm, own in pairs.items())] * bool(pairs)
     if tested:
         chance = f"about {marks_by_chance(every):.1f} would be so by chance alone"
         said.append(f"of {tested} comparisons that could be tested {chance}")

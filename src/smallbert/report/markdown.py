@@ -100,9 +100,10 @@ def _rows(cards: Sequence[Card], task: str) -> list[dict[str, str]]:
         members = [
             c for c in own if c["status"] == "ok" and c["recipe"] == group["recipe"] and c["model"] == group["model"]
         ]
-        scores = [f"{metric} {_spread([c['scores'][metric] for c in members])}" for metric in group["scores"] or {}]
+        metrics = (group["scores"] or {}) if members else {}  # runs that learned nothing have no mean
+        scores = [f"{metric} {_spread([c['scores'][metric] for c in members])}" for metric in metrics]
         size, time = number(group, "size"), number(group, "latency")
-        row = {"task": task, "model": group["model"], "recipe": name, "scores": ", ".join(scores)}
+        row = {"task": task, "model": group["model"], "recipe": name, "scores": ", ".join(scores) or "-"}
         row |= {"seeds": ", ".join(map(str, group["runs"]["seeds"])), "runs": status_of(group)}
         rows.append(row | {"MB": _whole(size, 1e6), "ms, one CPU thread": _whole(time, 1)})
     return rows
