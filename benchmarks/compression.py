@@ -42,6 +42,10 @@ def read_students(folder: Path) -> list[Student]:
         if card["scores"]:
             scores[card["preset"]].append(card["scores"][card["headline"]]["value"])
             sizes[card["preset"]].append(card["parameters"]["non_zero"])
+    if "teacher" not in scores:
+        raise SystemExit(
+            f"{folder} has no run called teacher to compare with; give the folder of a study of students.sh"
+        )
     best, whole = mean(scores["teacher"]) / 100, mean(sizes["teacher"])
     found = []
     for name in scores:

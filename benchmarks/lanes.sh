@@ -4,7 +4,7 @@
 #
 # Each quoted lane is done one study after the other, the lanes side by side; a study is SCRIPT/WHAT[:JOBS[:MODEL]],
 # with one job and e5-small where nothing is said. MODELS holds a folder for each model. Cards and a log for each study
-# are in runs/MODEL.
+# are in runs/SCRIPT/MODEL.
 seconds=$1 models=$2 data=$3 out=$4 lanes=("${@:5}")
 here=$(cd "$(dirname "$0")" && pwd)
 end=$((SECONDS + seconds))
@@ -23,12 +23,13 @@ run_lane() {
     script=${name%/*} what=${name#*/} jobs=${jobs:-1} model=${model:-e5-small}
     left=$((end - SECONDS))
     [ "$left" -gt 5 ] || return
-    mkdir -p "$out/$model"
+    own=$out/$script/$model
+    mkdir -p "$own"
     began=$SECONDS
     # An interrupt lets a run save where it is.
-    timeout -s INT -k 15 "$left" bash "$here/$script.sh" "$what" "$models/$model" "$data" "$out/$model" "$jobs" \
-      >> "$out/$model/$what.log" 2>&1
-    echo "$model $what: exit code $?, $((SECONDS - began)) s, $(find "$out/$model/$what" -name '*-s*.json' | wc -l) cards"
+    timeout -s INT -k 15 "$left" bash "$here/$script.sh" "$what" "$models/$model" "$data" "$own" "$jobs" \
+      >> "$own/$what.log" 2>&1
+    echo "$model $what: exit code $?, $((SECONDS - began)) s, $(find "$own/$what" -name '*-s*.json' | wc -l) cards"
   done
 }
 

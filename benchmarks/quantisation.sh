@@ -3,7 +3,8 @@
 #   bash benchmarks/quantisation.sh WHAT e5-small DATA runs [JOBS [OPTIONS OF STUDY, such as --report-only --pack]]
 #
 # WHAT is sst2, mrpc, qqp or squad; DATA holds glue/ and squad/. The model may be all-MiniLM-L6-v2 as well. All arms of a
-# seed begin with one fine-tuned model, which is trained once; where that takes minutes there is one seed. A study goes on where it was when it is run again.
+# seed begin with one fine-tuned model, which is trained once; where that takes minutes there is one seed. A study goes
+# on where it was when it is run again.
 set -e
 what=$1 model=$2 data=$3 out=$4 jobs=${5:-8} more=("${@:6}")
 case $what in

@@ -1,4 +1,4 @@
-# The searches of results/tuned: what tuning a fine-tuned baseline and a pooler gains, on two cores in a quarter of an hour.
+# The searches of results/tuned: what tuning a fine-tuned baseline and a pooler gains.
 #
 #   bash benchmarks/tuned.sh all-MiniLM-L6-v2 DATA runs [OPTIONS OF TUNE]
 #
