@@ -32,10 +32,11 @@ forms)  # which kind of pooler, with and without padding, and what learning in p
       $(pool "width=16, tokens='first'"); $(pool "kind='attention', width=64"); $(pool "kind='mix'");
       pool_layers(width=16, detach=True) + $once; pool_layers(width=16, beside=True) + $once;
       pool_layers(width=16, lr=1e-3) + $once" ;;
-depth)  # what can be cut: poolers that read the lower layers alone, and the layers above them gone
+depth)  # what can be cut: poolers that read the lower layers alone, and the layers above them gone; a plain head there
   cut() { echo "$once | pool_layers(width=16, layers=$1) + $frozen | cut_to_mixture"; }
-  study --task mrpc,rte,sst2 --seeds 0,1,2 --names "all; up to 10; up to 8; up to 6; up to 4" \
+  study --task mrpc,rte,sst2 --seeds 0,1,2 --names "all; up to 10; up to 8; up to 6; up to 4; new head on 8" \
     --recipes "$once | pool_layers(width=16) + $frozen; $(cut "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]");
-      $(cut "[0, 1, 2, 3, 4, 5, 6, 7, 8]"); $(cut "[0, 1, 2, 3, 4, 5, 6]"); $(cut "[0, 1, 2, 3, 4]")" ;;
+      $(cut "[0, 1, 2, 3, 4, 5, 6, 7, 8]"); $(cut "[0, 1, 2, 3, 4, 5, 6]"); $(cut "[0, 1, 2, 3, 4]");
+      $once | drop_layers(8, which='first') | head + $frozen" ;;
 *) echo "unknown study: $what"; exit 2 ;;
 esac
