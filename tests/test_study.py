@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -354,6 +355,20 @@ def test_kill_minus_nine_with_workers_and_go_on(tmp_path, capsys):
     text = capsys.readouterr()
     assert "MACHINERY CHECK" in text.out and "3 failed" in text.out and "3 of 9 runs failed" in text.out
     assert "the model has 12 layers" in text.err
+
+
+def test_a_card_has_the_command_that_makes_it_alone(tmp_path, capsys):
+    words = ["study", "--tiny", "--recipes", "quantize(8); quantize(4)", "--names=eight; four", "--seeds", "0,1"]
+    assert main([*words, "--vary", "scope=tensor", "--jobs", "1", "--out", str(tmp_path / "all")]) == 0
+    cards = [json.loads(path.read_text()) for path in (tmp_path / "all" / "cards").glob("*.json")]
+    (card,) = (card for card in cards if card["preset"] == "four" and card["seed"] == 1)
+    assert len(cards) == 4 and "eight" not in card["command"]
+    alone = shlex.split(card["command"].replace(str(tmp_path / "all"), str(tmp_path / "one")))
+    assert alone[0] == "smallbert" and main(alone[1:]) == 0
+    (made,) = (tmp_path / "one" / "cards").glob("*.json")
+    assert (tmp_path / "all" / "cards" / made.name).is_file()
+    again = json.loads(made.read_text())
+    assert all(again[key] == card[key] for key in ("recipe", "preset", "seed", "task_fingerprint", "scores"))
 
 
 # Reports.

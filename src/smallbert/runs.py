@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from smallbert.arms import Arm
 from smallbert.beginnings import forget
 from smallbert.errors import UserError
 from smallbert.files import alone_in
@@ -16,7 +15,19 @@ from smallbert.jobs import WorkerLost, run_jobs
 from smallbert.make import Line, Say, check_device, foreseen, give_up, make_one, quiet, why_of
 from smallbert.measuring.findings import Result
 from smallbert.sharing import default_jobs, is_memory, is_trouble_of_the_process, shared_machine
-from smallbert.study import Bench, Piece, Study, beginnings_of, card_of, open_bench, part, plan, result_of, results_of
+from smallbert.study import (
+    Bench,
+    Piece,
+    Study,
+    beginnings_of,
+    card_of,
+    command_of,
+    open_bench,
+    part,
+    plan,
+    result_of,
+    results_of,
+)
 
 
 def run_study(
@@ -53,7 +64,7 @@ def _run(
         line(f"{total - len(left)} of {total}: {in_words(result_of(study, bench, piece))}")
 
     for piece, why in _foreseen(study, bench, left).items():
-        facts = _facts(study, study.arms[piece.arm])
+        facts = _facts(study, bench, piece)
         give_up(study.arms[piece.arm].recipe, bench.start, bench.tasks[piece.task], piece.seed, study.out, why, **facts)
         finished(piece)
     waiting = [rest for job in waiting if (rest := [piece for piece in job if piece in left])]
@@ -76,10 +87,10 @@ def _foreseen(study: Study, bench: Bench, pieces: Sequence[Piece]) -> dict[Piece
     return {piece: why for piece in pieces if (why := reasons[piece.task, piece.arm])}
 
 
-def _facts(study: Study, arm: Arm) -> dict[str, Any]:
-    """What a card says of the study that its run belongs to."""
-    about = {"kind": study.kind, "command": study.command, "split": study.split}
-    return {**about, "preset": arm.name if study.named else None}
+def _facts(study: Study, bench: Bench, piece: Piece) -> dict[str, Any]:
+    """What a card says of its run besides what it found."""
+    about = {"kind": study.kind, "command": command_of(study, bench, piece), "split": study.split}
+    return {**about, "preset": study.arms[piece.arm].name if study.named else None}
 
 
 def _run_in_workers(
@@ -110,7 +121,7 @@ def make_piece(
     of a GPU nothing works any more in the same process.
     """
     arm, task, start = study.arms[piece.arm], bench.tasks[piece.task], bench.start
-    facts = _facts(study, arm)
+    facts = _facts(study, bench, piece)
     if deaths >= 2:
         why = f"its process ended twice, the second time alone ({why})"
         return give_up(arm.recipe, start, task, piece.seed, study.out, why, **facts)

@@ -5,9 +5,11 @@ plain = "movement + train(epochs=8)", mixture = "mix_layers | movement + train(e
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +35,8 @@ from smallbert.recipe import Recipe
 from smallbert.tasks import Task
 from smallbert.tasks.derived import CHOOSE, with_choice
 from smallbert.wheels import to_stderr
+
+ONE_OF = {"--task", "--seeds", "--recipes", "--names", "--vary"}  # options of a study of which a run is one
 
 
 class Piece(NamedTuple):
@@ -155,6 +159,23 @@ def result_of(study: Study, bench: Bench, piece: Piece) -> Result:
         return Result(*facts, "not run")
     ended = card["status"], number(card, "score"), card["why"], card["seconds"]
     return Result(*facts, *ended, weights_left(card), number(card, "size"))
+
+
+def command_of(study: Study, bench: Bench, piece: Piece) -> str:
+    """The study's command for this run alone, which is what makes its card again; empty where there was none."""
+    arm, words, kept = study.arms[piece.arm], iter(shlex.split(study.command)), []
+    for word in words:
+        option, equals, _ = word.partition("=")
+        if option not in ONE_OF:
+            kept.append(word)
+        elif not equals:
+            next(words, None)
+    own = {"--seeds": str(piece.seed), "--recipes": arm.recipe.key()}
+    if study.tasks:
+        own["--task"] = study.tasks[list(bench.tasks).index(piece.task)]
+    if study.named:
+        own["--names"] = arm.name
+    return shlex.join([*kept, *chain(*own.items())]) if kept else ""
 
 
 def cards_of(study: Study, bench: Bench) -> list[Card]:
