@@ -12,13 +12,15 @@ from smallbert import make, study
 from smallbert.arms import read_arms
 from smallbert.compare import compare, read_entries
 from smallbert.errors import UserError
-from smallbert.estimate import estimate, forewarn, refusal, without_weights
+from smallbert.estimate import estimate, look_ahead, without_weights
 from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.evaluate import evaluate
 from smallbert.measuring.shelf import load_cards
+from smallbert.methods import METHODS
 from smallbert.model.anatomy import linears
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import save_folder
+from smallbert.presets import PRESETS
 from smallbert.recipe import Recipe
 from smallbert.runs import run_study
 from smallbert.tasks.derived import cut_at
@@ -33,6 +35,11 @@ LATE = f"{SHORT} | drop_layers(9)"
 def made(recipe="head"):
     """A small encoder that something was done to."""
     return run(recipe, small(), TASK, judge=False).encoder
+
+
+def look(recipe, encoder, task):
+    """What is known of one recipe."""
+    return look_ahead([Recipe(recipe)], encoder, task)[Recipe(recipe)]
 
 
 @pytest.fixture
@@ -211,15 +218,15 @@ def test_a_matrix_that_was_pruned_while_another_is_stored_may_still_be_stored():
     with torch.no_grad():
         half.backbone.encoder.layer[1].output.dense.weight.fill_(1.0)
     stored = run("sparse", half, TASK, judge=False).encoder
-    assert refusal(Recipe(f"l0 + {SHORT} | sparse"), stored, TASK) is None
-    assert "leave this sparse out" in str(refusal(Recipe(f"{SHORT} | sparse"), stored, TASK))
+    assert look(f"l0 + {SHORT} | sparse", stored, TASK).refused is None
+    assert "leave this sparse out" in str(look(f"{SHORT} | sparse", stored, TASK).refused)
 
 
 def test_a_teacher_is_there_once_the_task_was_trained():
     taught = f"distill + {SHORT}"
-    assert "needs a trained teacher" in str(refusal(Recipe(f"pretrain(steps=1) | {taught}"), small(), TASK))
-    assert refusal(Recipe(f"{SHORT} | {taught}"), small(), TASK) is None
-    assert refusal(Recipe(taught), made(), TASK) is None
+    assert "needs a trained teacher" in str(look(f"pretrain(steps=1) | {taught}", small(), TASK).refused)
+    assert look(f"{SHORT} | {taught}", small(), TASK).refused is None
+    assert look(taught, made(), TASK).refused is None
     assert estimate(small(), taught)["fits"]  # which knows of no task
 
 
@@ -251,12 +258,12 @@ def test_marks_of_a_phase_that_is_taken_over_are_known_by_name(tmp_path, trained
 def test_a_pooler_that_will_not_read_whole_texts_is_told_before_and_after(more):
     short, task = f"pool_layers(length=9{more})", cut_at(TASK, 20)
     given = run(short, made(), task, judge=False).encoder
-    told = ["texts may have 20 tokens, but the pooler reads the first 9 and no others; see --length"]
-    assert forewarn(Recipe(f"{SHORT} | {short} + {SHORT}"), made(), task) == told
-    assert forewarn(Recipe(SHORT), given, task) == told
+    told = ("texts may have 20 tokens, but the pooler reads the first 9 and no others; see --length",)
+    assert look(f"{SHORT} | {short} + {SHORT}", made(), task).warnings == told
+    assert look(SHORT, given, task).warnings == told
     assert any("the pooler reads the first 9 tokens" in note for note in evaluate(given, task)["notes"])
     for recipe, start, length in ((SHORT, given, 9), ("head", given, 20), ("pool_layers", made(), 20)):
-        assert forewarn(Recipe(recipe), start, cut_at(TASK, length)) == []
+        assert look(recipe, start, cut_at(TASK, length)).warnings == ()
         if length == 20:
             assert not any("pooler" in note for note in evaluate(run(recipe, start, task).encoder, task)["notes"])
 
@@ -278,6 +285,35 @@ def test_what_only_weights_can_tell_is_left_open():
 
 
 # Many runs.
+
+
+@pytest.mark.parametrize("start", [small, made])
+def test_many_recipes_are_told_the_same_together_as_alone(start):
+    """Also where one is the beginning of another, and where a mark or a teacher is behind what they share."""
+    shared = f"{SHORT} | mark('a') | drop_layers(1)"
+    texts = [preset.recipe for preset in PRESETS.values()]
+    texts += ["", SHORT, shared, LATE, f"{LATE} | quantize", f"{shared} | rewind('a')", f"{shared} | rewind('b')"]
+    texts += [f"{shared} | align('hidden', layers={{1: {n}}}) + {SHORT}" for n in (1, 2, 3)]
+    texts += [f"{shared} | pool_layers(length=9) + {SHORT}", f"{shared} | distill + {SHORT} | drop_layers(2)"]
+    texts += [f"{shared} | {step} | sparse" for step in ("quantize", "head", f"magnitude(0.1) + {SHORT}")]
+    texts += [f"mix_layers + {SHORT} | cut_to_mixture | drop_layers({n})" for n in (1, 9)]
+    recipes = [Recipe(text) for text in dict.fromkeys(texts)]
+    task, given = cut_at(TASK, 20), start()
+    together, before = look_ahead(recipes, given, task), snapshot(given)
+    alone = {recipe: look(recipe, given, task) for recipe in recipes}
+    as_text = lambda found: {str(recipe): (str(one.refused), one.warnings) for recipe, one in found.items()}  # noqa: E731
+    assert as_text(together) == as_text(alone) and snapshot(given) == before
+    assert 5 < sum(one.refused is None for one in alone.values()) < len(recipes) - 5
+    assert sum(bool(one.warnings) for one in alone.values()) == 1
+
+
+def test_what_recipes_begin_with_is_looked_at_once(monkeypatch):
+    planned, real = [], METHODS["drop_layers"].plan
+    monkeypatch.setattr(METHODS["drop_layers"], "plan", lambda self, *some: planned.append(1) or real(self, *some))
+    said, texts = [], [f"{SHORT} | drop_layers(1) | {last}" for last in ("quantize", f"distill + {SHORT}", "sparse")]
+    look_ahead(map(Recipe, texts), made(), TASK, lambda *what: said.append(what))
+    assert len(planned) == 1
+    assert said == [(f"checking recipes on {TASK.name}", done, 3, "") for done in range(4)]
 
 
 def test_a_comparison_says_at_once_what_does_not_fit(tmp_path, monkeypatch):
@@ -309,6 +345,30 @@ def test_a_study_says_at_once_what_does_not_fit(again, tmp_path, trained):
     if again:
         assert run_study(replace(asked, again=True), bench) == results
         assert trained == ["train"] * 2
+
+
+def test_a_study_looks_at_what_is_not_finished_and_at_it_once(tmp_path, monkeypatch):
+    """The numbers of the model are counted once too, however many tasks there are."""
+    from smallbert import estimate
+
+    counted, real = [], estimate.linears
+    monkeypatch.setattr(estimate, "linears", lambda one: counted.append(next(one.parameters()).is_meta) or real(one))
+    tasks = {name: replace(cut_at(TASK, 20), name=name) for name in ("pair", "other")}
+    bench = study.Bench(make.Start(made(), "small bert", fingerprint(made())), tasks)
+
+    def seen(*lengths):
+        counted.clear()
+        told, said = [], []
+        arms, _ = read_arms("; ".join(f"pool_layers(length={n})" for n in lengths), "; ".join(map(str, lengths)))
+        asked = study.Study("", tuple(tasks), arms, (9,), tmp_path, kind=MACHINERY_CHECK)
+        run_study(asked, bench, say=lambda *what: said.append(what), line=told.append)
+        looked = [what[:3] for what in said if what[0].startswith("checking")]
+        return counted.count(False), looked, [line.split(":")[0] for line in told if "the pooler reads" in line]
+
+    looked = [(f"checking recipes on {name}", done, 1) for name in tasks for done in (0, 1)]
+    assert seen(9) == (1, looked, ["pair, 9", "other, 9"])
+    assert seen(9, 8) == (1, looked, ["pair, 8", "other, 8"])
+    assert seen(9, 8) == (0, [], [])
 
 
 def test_a_study_knows_recipes_that_can_never_run_before_the_first_run(tmp_path, trained):

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from smallbert.answering import is_made_for
 from smallbert.beginnings import common_beginnings, forget
 from smallbert.errors import UserError
+from smallbert.estimate import look_ahead
 from smallbert.make import (
     Line,
     Say,
     Start,
     at_length,
     find_place,
-    foreseen,
     give_up,
+    is_begun,
     make_one,
     quiet,
     tiny_start,
+    why_of,
     work_key,
     write_card,
 )
@@ -79,6 +81,7 @@ def compare(
     command: str = "",
     device: str | None = None,
     say: Say = quiet,
+    line: Line = lambda text: None,
     show: Callable[[list[Card]], None] = lambda cards: None,
     again: bool = False,
     seconds: float = 2.0,
@@ -86,7 +89,7 @@ def compare(
     """Make every recipe with every seed and give the cards; `show` is called with those made so far after each.
 
     A run that fails becomes a card that says why, at once where that can be known, and the others go on. What is
-    finished is never made again, and what was begun goes on where it was.
+    finished is never made again, and what was begun goes on where it was. `line` is told what should be known before.
     """
     out, seeds = Path(out), list(dict.fromkeys(seeds))
     if is_made_for(start.encoder, task) and all(len(entry.recipe) for entry in entries):
@@ -95,7 +98,7 @@ def compare(
     task = at_length(start, task, length)
     total = len(entries) * len(seeds)
     if processes().is_main_process:
-        _give_up_early(entries, start, task, out, seeds, kind, command)
+        _give_up_early(entries, start, task, out, seeds, kind, command, say, line)
     for seed in seeds:
         common = common_beginnings([entry.recipe for entry in entries], start, task, seed, out, kind)
         for entry in entries:
@@ -126,15 +129,26 @@ def compare(
 
 
 def _give_up_early(
-    entries: Sequence[Entry], start: Start, task: Task, out: Path, seeds: list[int], kind: str, command: str
+    entries: Sequence[Entry],
+    start: Start,
+    task: Task,
+    out: Path,
+    seeds: list[int],
+    kind: str,
+    command: str,
+    say: Say,
+    line: Line,
 ) -> None:
-    """Write the cards of recipes that do not fit the model before others are trained for hours."""
-    reasons = {entry: why for entry in entries if (why := foreseen(entry.recipe, start, task, out))}
-    for entry, why in reasons.items():
+    """Write the cards of recipes that do not fit the model before others are trained for hours, and say the rest."""
+    found, begun = look_ahead([entry.recipe for entry in entries], start.encoder, task, say), is_begun(out)
+    for warning in dict.fromkeys(warning for entry in entries for warning in found[entry.recipe].warnings):
+        line(warning)
+    refused = {entry: error for entry in entries if not begun and (error := found[entry.recipe].refused)}
+    for entry, error in refused.items():
         for seed in seeds:
             if not find_place(out, work_key(entry.recipe, start, task, seed, kind)).card.is_file():
                 facts: dict[str, Any] = {"preset": entry.preset, "kind": kind, "command": command}
-                give_up(entry.recipe, start, task, seed, out, why, **facts)
+                give_up(entry.recipe, start, task, seed, out, why_of(error), **facts)
 
 
 def tiny_setting(family: str | None = None, line: Line = to_stderr) -> tuple[Start, Task]:

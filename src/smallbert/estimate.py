@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any, cast, get_args
+from collections.abc import Collection, Iterable, Iterator
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from smallbert.measuring.cost import weights_of
 from smallbert.methods import METHODS, Method
 from smallbert.model.anatomy import linears
 from smallbert.model.encoder import HEAD, Encoder
+from smallbert.progress import Say
 from smallbert.recipe import Recipe
 from smallbert.training.masks import What, hold_zeros, maskable, stack_up
 from smallbert.training.phase import Phase
@@ -91,25 +93,66 @@ def marks_at_first(encoder: Encoder, task: Task | None) -> dict[str, Any]:
     return {LATEST: encoder} if task is not None and is_made_for(encoder, task) else {}
 
 
-def refusal(recipe: Recipe, encoder: Encoder, task: Task | None) -> UserError | None:
-    """What running a recipe will be refused by, as far as the shape of the encoder tells; it may be without weights."""
-    try:
-        foresee(encoder, phases_of(recipe, encoder, task), task, marks_at_first(encoder, task))
-    except UserError as error:
-        return error
-    return None
+class Outlook(NamedTuple):
+    """What can be told of a recipe before anything is trained: what will refuse it, and what nothing refuses."""
+
+    refused: UserError | None = None
+    warnings: tuple[str, ...] = ()
 
 
-def forewarn(recipe: Recipe, encoder: Encoder, task: Task) -> list[str]:
-    """What nothing refuses, but should be known before a recipe is run: a pooler that will not read whole texts."""
-    try:
-        made = foresee(encoder, phases_of(recipe, encoder, task), task, marks_at_first(encoder, task))
-    except UserError:
-        return []  # which is said when it is run
-    reads = 0 if made is None else getattr(made.heads[HEAD], "positions", 0)
-    if not 0 < reads < (length := usable_length(encoder, None, task)):
-        return []
-    return [f"texts may have {length} tokens, but the pooler reads the first {reads} and no others; see --length"]
+def look_ahead(
+    recipes: Iterable[Recipe], encoder: Encoder, task: Task, say: Say = lambda stage, done, total, info: None
+) -> dict[Recipe, Outlook]:
+    """What can be told of recipes by the shape of the encoder, which may be without weights.
+
+    What several begin with is looked at once.
+    """
+    found: dict[Recipe, Outlook] = {}
+    recipes, left, stage = list(recipes), [], f"checking recipes on {task.name}"
+    length = usable_length(encoder, None, task)
+    say(stage, 0, len(recipes), "")
+    for recipe in recipes:
+        try:
+            left.append((recipe, phases_of(recipe, encoder, task)))
+        except UserError as error:
+            found[recipe] = Outlook(error)
+    for recipe, made in _branch(left, without_weights(encoder), task, marks_at_first(encoder, task)):
+        refused = made if isinstance(made, UserError) else None
+        found[recipe] = Outlook(refused, tuple(_warnings(made, length)))
+        say(stage, len(found), len(recipes), "")
+    return found
+
+
+def _branch(
+    left: list[tuple[Recipe, list[tuple[Method, ...]]]], empty: Encoder, task: Task, marks: Marks
+) -> Iterator[tuple[Recipe, Encoder | UserError | None]]:
+    """What recipes make of an encoder by the phases that are left of each, or what refuses that."""
+    groups: dict[tuple[Method, ...], list[tuple[Recipe, list[tuple[Method, ...]]]]] = {}
+    for recipe, phases in left:
+        if phases:
+            groups.setdefault(phases[0], []).append((recipe, phases))
+        else:
+            yield recipe, empty
+    for group in groups.values():
+        side_by_side = zip(*(phases for _, phases in group), strict=False)
+        alike = [phase for phase, *_ in takewhile(lambda same: len(set(same)) == 1, side_by_side)]
+        known = dict(marks)
+        made: Encoder | UserError | None
+        try:
+            made = foresee(empty, alike, task, known)
+        except UserError as error:
+            made = error
+        if isinstance(made, Encoder):
+            yield from _branch([(recipe, phases[len(alike) :]) for recipe, phases in group], made, task, known)
+        else:
+            yield from ((recipe, made) for recipe, _ in group)
+
+
+def _warnings(made: Encoder | UserError | None, length: int) -> Iterator[str]:
+    """What should be known of the encoder that a recipe makes: a pooler that will not read whole texts."""
+    reads = getattr(made.heads[HEAD], "positions", 0) if isinstance(made, Encoder) else 0
+    if 0 < reads < length:
+        yield f"texts may have {length} tokens, but the pooler reads the first {reads} and no others; see --length"
 
 
 def foresee(
@@ -118,10 +161,12 @@ def foresee(
     """The encoder that phases would make, without weights; None where that depends on what the weights will be.
 
     What running would refuse for the model's sake is refused here, in the same sentence, and nothing else is. `marks`
-    are those of the phases before; a mark of which only the name is known is None.
+    are those of the phases before, and become those behind them; a mark of which only the name is known is None.
     """
-    empty, marks = without_weights(encoder), dict(marks or {})
+    empty, marks = without_weights(encoder), {} if marks is None else marks
     for given in phases:
+        if marks.get(LATEST) is empty:
+            empty = empty.copy()  # the teacher stays as it is
         methods = sorted(given, key=lambda method: method.stage)
         for method in methods:
             try:
@@ -153,7 +198,7 @@ def _go_through(empty: Encoder, methods: tuple[Method, ...], task: Task | None, 
         if method.prunes and method.trains:
             hold_zeros(empty, maskable(empty, method.what))  # type: ignore[attr-defined]
     if trains and becomes_teacher(methods, marks):
-        marks[LATEST] = empty.copy()
+        marks[LATEST] = empty
     for method in phase.methods:
         method.take_over(phase)
 

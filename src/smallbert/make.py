@@ -14,7 +14,7 @@ import torch
 from smallbert.answering import match_labels, with_plain_head
 from smallbert.data import Stream, usable_length
 from smallbert.errors import RunError, UserError
-from smallbert.estimate import files_read, refusal
+from smallbert.estimate import files_read
 from smallbert.files import is_full_disk, move_folder, write_json, write_text
 from smallbert.measuring.card import RESULT, Card, card_key, make_card
 from smallbert.measuring.evaluate import evaluate
@@ -165,14 +165,9 @@ def make_one(
     return load_card(place.card)
 
 
-def foreseen(recipe: Recipe, start: Start, task: Task, out: Path | str) -> str:
-    """Why a recipe of many will be refused, known before any is trained; "" where nothing speaks against it.
-
-    Where something was left to go on from, its own run is asked, which may take that over.
-    """
-    begun = any((Path(out) / left).exists() for left in ("work", "models"))
-    error = None if begun else refusal(recipe, start.encoder, task)
-    return "" if error is None else why_of(error)
+def is_begun(out: Path | str) -> bool:
+    """Whether something was left below a folder of many that a run may take over, so that it alone can be refused."""
+    return any((Path(out) / left).exists() for left in ("work", "models"))
 
 
 def give_up(

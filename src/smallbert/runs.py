@@ -10,10 +10,12 @@ from typing import Any
 
 from smallbert.beginnings import forget
 from smallbert.errors import UserError
+from smallbert.estimate import look_ahead, without_weights
 from smallbert.files import alone_in
 from smallbert.jobs import WorkerLost, run_jobs
-from smallbert.make import Line, Say, check_device, foreseen, give_up, make_one, quiet, why_of
+from smallbert.make import Line, Say, check_device, give_up, is_begun, make_one, quiet, why_of
 from smallbert.measuring.findings import Result
+from smallbert.recipe import Recipe
 from smallbert.sharing import default_jobs, is_memory, is_trouble_of_the_process, shared_machine
 from smallbert.study import (
     Bench,
@@ -63,7 +65,7 @@ def _run(
             forget(beginnings_of(study, bench, piece))
         line(f"{total - len(left)} of {total}: {in_words(result_of(study, bench, piece))}")
 
-    for piece, why in _foreseen(study, bench, left).items():
+    for piece, why in _foreseen(study, bench, left, say, line).items():
         facts = _facts(study, bench, piece)
         give_up(study.arms[piece.arm].recipe, bench.start, bench.tasks[piece.task], piece.seed, study.out, why, **facts)
         finished(piece)
@@ -78,13 +80,24 @@ def _run(
         finished(piece)
 
 
-def _foreseen(study: Study, bench: Bench, pieces: Sequence[Piece]) -> dict[Piece, str]:
-    """The runs that will be refused since their recipe does not fit the model, and why."""
-    reasons: dict[tuple[str, int], str] = {}
+def _foreseen(study: Study, bench: Bench, pieces: Sequence[Piece], say: Say, line: Line) -> dict[Piece, str]:
+    """The runs that will be refused since their recipe does not fit the model, and why; `line` is told the rest."""
+    empty, begun = without_weights(bench.start.encoder), is_begun(study.out)
+    recipes: dict[str, dict[Recipe, None]] = {}
     for piece in pieces:
-        if (key := (piece.task, piece.arm)) not in reasons:
-            reasons[key] = foreseen(study.arms[piece.arm].recipe, bench.start, bench.tasks[piece.task], study.out)
-    return {piece: why for piece in pieces if (why := reasons[piece.task, piece.arm])}
+        recipes.setdefault(piece.task, {})[study.arms[piece.arm].recipe] = None
+    found = {name: look_ahead(some, empty, bench.tasks[name], say) for name, some in recipes.items()}
+    refused: dict[Piece, str] = {}
+    told: dict[str, None] = {}
+    for piece in pieces:
+        arm = study.arms[piece.arm]
+        outlook = found[piece.task][arm.recipe]
+        told |= dict.fromkeys(f"{piece.task}, {arm.name}: {warning}" for warning in outlook.warnings)
+        if outlook.refused and not begun:
+            refused[piece] = why_of(outlook.refused)
+    for warning in told:
+        line(warning)
+    return refused
 
 
 def _facts(study: Study, bench: Bench, piece: Piece) -> dict[str, Any]:
@@ -101,6 +114,7 @@ def _run_in_workers(
     finished: Callable[..., None],
     show: Callable[..., None],
 ) -> None:
+    show([])
     with shared_machine(workers, study.device) as environment:
         parting = partial(part, study, bench)
         run_jobs(jobs, partial(_prepare, study), workers, finished, show, environment, parting)

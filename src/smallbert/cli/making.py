@@ -130,7 +130,7 @@ def _make(
         parsed = Recipe(recipe)
         read = make.task_from(task, data, examples, say.line, **columns)
         start = make.start_from(model, say.line)
-        _forewarn(say, [parsed], start, read, length)
+        _forewarn(say, parsed, start, read, length)
         settings: dict[str, Any] = {"length": length, "device": device, "command": COMMAND.get(), "alone": True}
         card = make.make_one(parsed, start, read, seed, out, say=say, **settings)
         if json:
@@ -215,7 +215,6 @@ def compare(
             columns = {"text": text, "pair": pair, "label": label, "kind": kind}
             read = make.task_from(str(task), data, examples, say.line, **columns)
             start = make.start_from(str(model), say.line)
-        _forewarn(say, [entry.recipe for entry in entries], start, read, length)
         out = out or ("smallbert-tiny" if tiny else "smallbert-compare")
         cards = study.compare(
             entries,
@@ -228,6 +227,7 @@ def compare(
             command=COMMAND.get(),
             device=device,
             say=say,
+            line=say.line,
             show=lambda some: None if json else _show(say, some, tiny),
             again=again,
             seconds=0.1 if tiny else 2.0,
@@ -243,14 +243,14 @@ def compare(
         raise typer.Exit(1)
 
 
-def _forewarn(say: Progress, recipes: list[Recipe], start: Start, task: Task, length: int | None) -> None:
+def _forewarn(say: Progress, recipe: Recipe, start: Start, task: Task, length: int | None) -> None:
     """Say before anything is trained what nothing refuses."""
-    from smallbert.estimate import forewarn
+    from smallbert.estimate import look_ahead
     from smallbert.make import at_length
 
-    task = at_length(start, task, length)
-    for warning in dict.fromkeys(one for recipe in recipes for one in forewarn(recipe, start.encoder, task)):
-        say.line(warning)
+    for outlook in look_ahead([recipe], start.encoder, at_length(start, task, length)).values():
+        for warning in outlook.warnings:
+            say.line(warning)
 
 
 def _limits(budget: str | None) -> Budget | None:

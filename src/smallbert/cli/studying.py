@@ -115,7 +115,6 @@ def study(
         if report_only:
             results = studies.results_of(asked, bench)
         else:
-            _forewarn(say, asked, bench)
             results = run_study(asked, bench, jobs, say, say.line)
         say("writing the report")
         report = _report(asked, bench, results)
@@ -130,20 +129,6 @@ def study(
             _show(say, report, out, tiny)
     if not any(result.score is not None for result in results):
         raise typer.Exit(1)
-
-
-def _forewarn(say: Progress, study: Study, bench: Bench) -> None:
-    """Say before anything is trained what nothing refuses."""
-    from smallbert.estimate import forewarn
-
-    told = [
-        f"{name}, {arm.name}: {warning}"
-        for name, task in bench.tasks.items()
-        for arm in study.arms
-        for warning in forewarn(arm.recipe, bench.start.encoder, task)
-    ]
-    for warning in dict.fromkeys(told):
-        say.line(warning)
 
 
 def _report(study: Study, bench: Bench, results: list[Any]) -> Report:

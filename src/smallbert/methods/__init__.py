@@ -18,6 +18,7 @@ import types
 import typing
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, Field, dataclass, fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform, get_args, get_origin, get_type_hints
 
 from smallbert.errors import UserError
@@ -140,7 +141,8 @@ class Method(Combines):
         return field.default if field.default_factory is MISSING else field.default_factory()
 
     def _checked(self, name: str, value: Any) -> Any:
-        hint = get_type_hints(type(self))[name]
+        own: Any = type(self)
+        hint = _hints(own)[name]
         try:
             accepted = _accept(value, hint)
             if name == "lr" and accepted is not None and accepted <= 0:
@@ -229,6 +231,11 @@ class Method(Combines):
 
 def _fields(cls: Any) -> tuple[Field[Any], ...]:
     return fields(cls)
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return get_type_hints(cls)
 
 
 def _is_required(field: Field[Any]) -> bool:

@@ -89,8 +89,9 @@ class SmallVocabulary(Method):
 
 def put_table(encoder: Any, size: int, padding: int | None) -> None:
     """An empty word table of so many rows in place of the old one."""
-    table = nn.Embedding(size, words(encoder.backbone).embedding_dim, padding_idx=padding)  # type: ignore[arg-type]
-    replace_module(encoder.backbone, anatomy(encoder.backbone).words, table.to(encoder.device))
+    width: Any = words(encoder.backbone).embedding_dim
+    table = nn.Embedding(size, width, padding_idx=padding, device=encoder.device)
+    replace_module(encoder.backbone, anatomy(encoder.backbone).words, table)
     encoder.backbone.config.vocab_size = size
 
 
