@@ -3,8 +3,9 @@
     python benchmarks/compression.py results/students/e5-small/sst2 results/students/all-mpnet-base-v2/sst2
 
 Prints for each folder what share of the teacher's score a student keeps, with how many times fewer numbers (zeros are
-not counted), and draws both into compression.png there: dots learned from the teacher, circles did not. Means over
-seeds; runs that learned nothing count with the score they have.
+not counted), and draws both into compression.png there: dots learned from the teacher, circles did not. A run is
+compared with the teacher of its own seed. Means over seeds, ± the standard deviation where there are several; runs that
+learned nothing count with the score they have.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import NamedTuple
 
 from smallbert.measuring.shelf import load_cards
@@ -25,34 +26,35 @@ CONTROL = ", alone"
 
 
 class Student(NamedTuple):
-    """One preset: how many times smaller, and what share of the teacher's score it keeps, taught and alone."""
+    """One preset: how many times smaller, and what share of its teacher's score each seed keeps, taught and alone."""
 
     name: str
     times: float
-    taught: float
-    alone: float | None
-    seeds: int
+    taught: list[float]
+    alone: list[float]
 
 
 def read_students(folder: Path) -> list[Student]:
     """The students of one study, largest first."""
-    scores: dict[str, list[float]] = defaultdict(list)
+    scores: dict[str, dict[int, float]] = defaultdict(dict)
     sizes: dict[str, list[int]] = defaultdict(list)
     for card in load_cards(folder):
         if card["scores"]:
-            scores[card["preset"]].append(card["scores"][card["headline"]]["value"])
+            scores[card["preset"]][card["seed"]] = card["scores"][card["headline"]]["value"]
             sizes[card["preset"]].append(card["parameters"]["non_zero"])
     if "teacher" not in scores:
         raise SystemExit(
             f"{folder} has no run called teacher to compare with; give the folder of a study of students.sh"
         )
-    best, whole = mean(scores["teacher"]) / 100, mean(sizes["teacher"])
-    found = []
+
+    def kept(name: str) -> list[float]:
+        own, best = scores.get(name, {}), scores["teacher"]
+        return [100 * own[seed] / best[seed] for seed in sorted(own.keys() & best.keys())]
+
+    whole, found = mean(sizes["teacher"]), []
     for name in scores:
-        if name != "teacher" and not name.endswith(CONTROL):
-            alone = scores.get(name + CONTROL)
-            kept = [mean(scores[name]) / best, mean(alone) / best if alone else None]
-            found.append(Student(name, whole / mean(sizes[name]), *kept, len(scores[name])))  # type: ignore[arg-type]
+        if name != "teacher" and not name.endswith(CONTROL) and (taught := kept(name)):
+            found.append(Student(name, whole / mean(sizes[name]), taught, kept(name + CONTROL)))
     return sorted(found, key=lambda student: student.times)
 
 
@@ -63,11 +65,13 @@ def draw(students: Sequence[Student], title: str) -> object:
     axes.set_xscale("log")
     strip_frame(axes, "y", title)
     for student in students:
-        if student.alone is not None:
-            axes.plot([student.times] * 2, [student.taught, student.alone], color=COLOURS["rule"], zorder=1)
+        taught = mean(student.taught)
+        if student.alone:
+            alone = mean(student.alone)
+            axes.plot([student.times] * 2, [taught, alone], color=COLOURS["rule"], zorder=1)
             look = {"markerfacecolor": COLOURS["paper"], "markersize": 5, "zorder": 3}
-            axes.plot(student.times, student.alone, "o", color=COLOURS["muted"], **look)
-        axes.plot(student.times, student.taught, "o", color=COLOURS["accent"], markersize=6, zorder=4)
+            axes.plot(student.times, alone, "o", color=COLOURS["muted"], **look)
+        axes.plot(student.times, taught, "o", color=COLOURS["accent"], markersize=6, zorder=4)
     for share in KEPT:
         axes.axhline(share, color=COLOURS["muted"], linewidth=0.8, linestyle=(0, (3, 3)), zorder=1)
     ticks = [times for times in (1, 1.5, 2, 3, 4, 6, 8, 12, 20, 40, 60, 100, 200) if times <= 1.3 * students[-1].times]
@@ -82,16 +86,21 @@ def draw(students: Sequence[Student], title: str) -> object:
 def _name(figure: object, axes: object, students: Sequence[Student]) -> None:
     renderer, pixels = figure.canvas.get_renderer(), axes.transData.transform  # type: ignore[attr-defined]
     look = {"fontsize": 8.5, "fontfamily": font_name(), "color": COLOURS["ink"]}
-    texts = [axes.annotate(s.name, (s.times, s.taught), **look) for s in students]  # type: ignore[attr-defined]
+    texts = [axes.annotate(s.name, (s.times, mean(s.taught)), **look) for s in students]  # type: ignore[attr-defined]
     sizes = [(e.width * 1.04, e.height) for e in (text.get_window_extent(renderer) for text in texts)]
-    anchors = [tuple(map(float, pixels((s.times, s.taught)))) for s in students]
-    controls = [pixels((s.times, s.alone)) for s in students if s.alone is not None]
+    anchors = [tuple(map(float, pixels((s.times, mean(s.taught))))) for s in students]
+    controls = [pixels((s.times, mean(s.alone))) for s in students if s.alone]
     taken = [Box(x - 4, y - 4, x + 4, y + 4) for x, y in controls]
     inner = axes.get_window_extent(renderer)  # type: ignore[attr-defined]
     frame = Box(inner.x0, inner.y0, inner.x1, inner.y1)
     boxes = place_labels(anchors, sizes, [], frame, taken)  # type: ignore[arg-type]
     for text, box, anchor in zip(texts, boxes, anchors, strict=True):
         move_label(figure, axes, text, box, anchor)  # type: ignore[arg-type]
+
+
+def _words(shares: Sequence[float]) -> str:
+    spread = f" ± {stdev(shares):.1f}" if len(shares) > 1 else ""
+    return f"{mean(shares):.1f}{spread}" if shares else ""
 
 
 def main() -> None:
@@ -103,8 +112,7 @@ def main() -> None:
         print(f"\n{folder}\n| student | times fewer numbers | % of the teacher's score | without it | seeds |")
         print("|---|---|---|---|---|")
         for one in students:
-            alone = "" if one.alone is None else f"{one.alone:.1f}"
-            print(f"| {one.name} | {one.times:.1f} | {one.taught:.1f} | {alone} | {one.seeds} |")
+            print(f"| {one.name} | {one.times:.1f} | {_words(one.taught)} | {_words(one.alone)} | {len(one.taught)} |")
         path = folder / "compression.png"
         to_png(draw(students, f"% of the teacher's score, {folder.parent.name}, {folder.name}"), path)  # type: ignore[arg-type]
         print(f"drawn in {path}")
