@@ -20,11 +20,13 @@ from smallbert.augmenting import STOP, Guesser, changes, copies_of, may_change, 
 from smallbert.batches import Layout, make_batch
 from smallbert.data import STUDENT, tokenise
 from smallbert.errors import UserError
+from smallbert.estimate import look_ahead
 from smallbert.files import grow_file
 from smallbert.model.folders import save_folder
 from smallbert.model.heads import UNKNOWN
 from smallbert.model.words import need_word_head, put_word_head
 from smallbert.processes import processes
+from smallbert.recipe import Recipe
 from smallbert.tasks.task import Split
 from smallbert.tiny import WORDS, make_tokenizer
 from smallbert.training.loop import _Plan
@@ -152,6 +154,8 @@ def test_unlabelled_brings_texts(tmp_path):
     ):
         with pytest.raises(UserError, match=words):
             run(recipe, tuned if task is single else paired, task)
+    late = Recipe(f"finetune | unlabelled({str(tmp_path / 'pair.txt')!r}) + distill")
+    assert "one text a row" in str(look_ahead([late], small(), single)[late].refused)  # before anything is trained
 
 
 def test_a_teacher_with_other_tokens_reads_the_same_rows(tmp_path):

@@ -1,6 +1,6 @@
 """Texts without labels, for a teacher: more of them from a file, or the task's own with their labels hidden."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar, Literal
 
 from smallbert.corpus import check_text, fingerprint_of_text, text_files, text_lines
@@ -35,6 +35,9 @@ class Unlabelled(Method):
         check_taught(phase, self.name)
         if self.text:
             check_text(self.text, self.name)
+            if phase.task is not None and "train" in phase.task.splits:
+                for _ in self._cells(phase.task.split("train").pairs is not None):
+                    pass  # a wrong line is refused before anything is trained
         if self.own == "left out" and not self.text:
             raise UserError("unlabelled: the task's own rows are left out and no text is given; say text='file.txt'")
 
@@ -49,15 +52,20 @@ class Unlabelled(Method):
         more = self._read(phase.task.kind, rows.pairs is not None) if self.text else None
         return more if own == "left out" else joined(rows, more)
 
+    def _cells(self, paired: bool) -> Iterator[list[str]]:
+        """The columns of each line that has any."""
+        for line in text_lines(text_files(self.text, self.name)):
+            cells = line.split("\t")
+            if line.strip() and len(cells) != 1 + paired:
+                raise UserError(
+                    f"unlabelled: {self.text} has a line of {len(cells)} columns, {cells[0][:40]!r} …; this task has "
+                    f"{'two texts a row, with a tab between them' if paired else 'one text a row, and no tabs'}"
+                )
+            if line.strip():
+                yield cells
+
     def _read(self, kind: str, paired: bool) -> Split:
-        lines = (line for line in text_lines(text_files(self.text, self.name)) if line.strip())
-        cut = [line.split("\t") for line in lines]
-        wanted = 2 if paired else 1
-        if wrong := next((cells for cells in cut if len(cells) != wanted), None):
-            raise UserError(
-                f"unlabelled: {self.text} has a line of {len(wrong)} columns, {wrong[0][:40]!r} …; this task has "
-                f"{'two texts a row, with a tab between them' if paired else 'one text a row, and no tabs'}"
-            )
+        cut = list(self._cells(paired))
         texts = [cells[0].split() if kind == "tag" else cells[0].strip() for cells in cut]
         pairs = [cells[1].strip() for cells in cut] if paired else None
         return Split(texts, pairs, [None] * len(cut), [f"unlabelled {number}" for number in range(len(cut))])
