@@ -3,9 +3,11 @@
 #   bash benchmarks/lanes.sh 560 MODELS DATA runs "poolers/large poolers/depth" "poolers/small:2:all-mpnet-base-v2"
 #
 # Each quoted lane is done one study after the other, the lanes side by side; a study is SCRIPT/WHAT[:JOBS[:MODEL]],
-# with one job and e5-small where nothing is said. MODELS holds a folder for each model. Cards and a log for each study
-# are in runs/SCRIPT/MODEL.
-seconds=$1 models=$2 data=$3 out=$4 lanes=("${@:5}")
+# with one job and e5-small where nothing is said, and SCRIPT one that takes WHAT MODEL DATA OUT JOBS: layer_mixing,
+# pruning, poolers, students or quantisation. MODELS holds a folder for each model. Cards and a log for each study are in
+# runs/SCRIPT/MODEL. Ends with 1 where a study failed; one that time ran out for has not.
+seconds=${1:?for how many seconds} models=${2:?a folder of models} data=${3:?a folder of data} out=${4:?a folder to write}
+lanes=("${@:5}")
 here=$(cd "$(dirname "$0")" && pwd)
 end=$((SECONDS + seconds))
 export PYTHONPATH=$here/../src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
@@ -14,24 +16,31 @@ export PYTHONPATH=$here/../src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 if command -v nvidia-cuda-mps-control > /dev/null && [ -z "$CUDA_MPS_PIPE_DIRECTORY" ]; then
   CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d)
   export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
-  nvidia-cuda-mps-control -d && trap 'echo quit | nvidia-cuda-mps-control' EXIT
+  nvidia-cuda-mps-control -d && trap 'echo quit | nvidia-cuda-mps-control; rm -rf "$CUDA_MPS_PIPE_DIRECTORY"' EXIT
 fi
 
+count_cards() { cat "$1"/cards.jsonl "$1"/cards/*.json 2> /dev/null | grep -c '"model_fingerprint"'; }
+
 run_lane() {
+  failed=0
   for study in $1; do
     IFS=: read -r name jobs model <<< "$study"
     script=${name%/*} what=${name#*/} jobs=${jobs:-1} model=${model:-e5-small}
-    left=$((end - SECONDS))
-    [ "$left" -gt 5 ] || return
-    own=$out/$script/$model
+    left=$((end - SECONDS)) own=$out/$script/$model
+    [ "$left" -gt 5 ] || { echo "$model $what: no time left"; continue; }
     mkdir -p "$own"
     began=$SECONDS
     # An interrupt lets a run save where it is.
     timeout -s INT -k 15 "$left" bash "$here/$script.sh" "$what" "$models/$model" "$data" "$own" "$jobs" \
       >> "$own/$what.log" 2>&1
-    echo "$model $what: exit code $?, $((SECONDS - began)) s, $(find "$own/$what" -name '*-s*.json' | wc -l) cards"
+    code=$?
+    echo "$model $what: exit code $code, $((SECONDS - began)) s, $(count_cards "$own/$what") cards"
+    case $code in 0 | 124 | 137) ;; *) failed=1; tail -n 3 "$own/$what.log" ;; esac
   done
+  return $failed
 }
 
-for lane in "${lanes[@]}"; do run_lane "$lane" & done
-wait
+for lane in "${lanes[@]:?studies to run}"; do run_lane "$lane" & done
+failed=0
+for _ in "${lanes[@]}"; do wait -n || failed=1; done
+exit $failed

@@ -5,7 +5,7 @@
 # WHAT is tasks, large, probing, rebuilt, pruning, cures or convergence; DATA holds glue/, snli/, squad/ and probing/.
 # A study goes on where it was when it is run again; `--pack` then puts its cards into one file.
 set -e
-what=$1 model=$2 data=$3 out=$4 jobs=${5:-8} more=("${@:6}")
+what=${1:?which study} model=${2:?a model} data=${3:?a folder of data} out=${4:?a folder to write} jobs=${5:-8} more=("${@:6}")
 study() { python3 -m smallbert study "$model" --data "$data" --jobs "$jobs" --out "$out/$what" "$@" "${more[@]}"; }
 last="finetune(epochs=3, lr=5e-5)"
 masks="begin=0.125, finish=0.875"

@@ -1,12 +1,12 @@
 # The studies of results/poolers: a head that reads all layers, beside the controls that cost as much or less.
 #
-#   bash benchmarks/poolers.sh WHAT e5-small DATA runs [JOBS [OPTIONS OF STUDY, such as --report-only --pack]]
+#   bash benchmarks/poolers.sh WHAT e5-small DATA runs/e5-small [JOBS [OPTIONS OF STUDY, such as --report-only --pack]]
 #
-# WHAT is small, large, answers, partial, forms or depth; DATA holds glue/ and squad/. The model may be
-# all-mpnet-base-v2 as well. A study goes on where it was when it is run again; arms that begin alike train that
-# beginning once; `--pack` puts the cards into one file.
+# WHAT is small, large, answers, partial, forms, depth or eighth; DATA holds glue/ and squad/. The model may be
+# all-mpnet-base-v2 as well, with a folder of its own. A study goes on where it was when it is run again; arms that begin
+# alike train that beginning once; `--pack` puts the cards into one file.
 set -e
-what=$1 model=$2 data=$3 out=$4 jobs=${5:-8} more=("${@:6}")
+what=${1:?which study} model=${2:?a model} data=${3:?a folder of data} out=${4:?a folder to write} jobs=${5:-8} more=("${@:6}")
 study() { python3 -m smallbert study "$model" --data "$data" --jobs "$jobs" --out "$out/$what" "$@" "${more[@]}"; }
 once="finetune(epochs=1, lr=5e-5)"
 frozen="train(freeze='backbone', epochs=1, lr=1e-3)"
@@ -38,5 +38,10 @@ depth)  # what can be cut: poolers that read the lower layers alone, and the lay
     --recipes "$once | pool_layers(width=16) + $frozen; $(cut "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]");
       $(cut "[0, 1, 2, 3, 4, 5, 6, 7, 8]"); $(cut "[0, 1, 2, 3, 4, 5, 6]"); $(cut "[0, 1, 2, 3, 4]");
       $once | drop_layers(8, which='first') | head + $frozen" ;;
+eighth)  # whether an adapter on a cut encoder gains by its layers or by its tokens; small enough for two cores
+  cut="$once | drop_layers(8, which='first')"
+  study --task mrpc --seeds 0,1,2 --names "adapter up to 8; head on all tokens of 8; head on the first; the same, lr 1e-2" \
+    --recipes "$once | pool_layers(width=16, layers=[0, 1, 2, 3, 4, 5, 6, 7, 8]) + $frozen | cut_to_mixture;
+      $cut | head(pool='mean') + $frozen; $cut | head + $frozen; $cut | head + ${frozen/1e-3/1e-2}" ;;
 *) echo "unknown study: $what"; exit 2 ;;
 esac

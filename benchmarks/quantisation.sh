@@ -1,12 +1,12 @@
 # The studies of results/quantisation: what weights in few bits cost, each against the same model in float32.
 #
-#   bash benchmarks/quantisation.sh WHAT e5-small DATA runs [JOBS [OPTIONS OF STUDY, such as --report-only --pack]]
+#   bash benchmarks/quantisation.sh WHAT e5-small DATA runs/e5-small [JOBS [OPTIONS OF STUDY, such as --report-only --pack]]
 #
 # WHAT is sst2, mrpc, qqp or squad; DATA holds glue/ and squad/. The model may be all-MiniLM-L6-v2 as well. All arms of a
 # seed begin with one fine-tuned model, which is trained once; where that takes minutes there is one seed. A study goes
 # on where it was when it is run again.
 set -e
-what=$1 model=$2 data=$3 out=$4 jobs=${5:-8} more=("${@:6}")
+what=${1:?which study} model=${2:?a model} data=${3:?a folder of data} out=${4:?a folder to write} jobs=${5:-8} more=("${@:6}")
 case $what in
 sst2) seeds=0,1,2 dense="finetune(epochs=3, lr=7e-5, batch=64)" again="batch=64" ;;
 mrpc) seeds=0,1,2,3,4 dense="finetune(epochs=5, lr=5e-5, batch=32)" again="batch=32" ;;

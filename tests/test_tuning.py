@@ -25,7 +25,7 @@ from smallbert.measuring.shelf import load_cards  # noqa: E402
 from smallbert.model.encoder import fingerprint  # noqa: E402
 from smallbert.model.folders import save_folder  # noqa: E402
 from smallbert.recipe import Recipe  # noqa: E402
-from smallbert.report.tuning import make_result, to_markdown, trials_sheet  # noqa: E402
+from smallbert.report.tuning import make_result, other_search, to_markdown, trials_sheet  # noqa: E402
 from smallbert.space import expand_space  # noqa: E402
 from smallbert.tasks.task import Split  # noqa: E402
 from smallbert.tuning import held, search, trial  # noqa: E402
@@ -575,7 +575,7 @@ def test_the_report_says_what_was_gained_and_what_it_seemed_to_be():
         0.1667, abs=1e-3
     )
     first, second, third = result["sentences"]
-    assert "2 went to the end, 1 were pruned, 1 failed; the best scores 84.00" in first and "the default 80.00" in first
+    assert "2 went to the end, 1 pruned, 1 failed; the best scores 84.00" in first and "the default 80.00" in first
     assert "tuning gained +1.17 ± 0.17" in second and "chance" not in second and third.endswith("+4.00.")
     assert trials_sheet(result, records).rows == [["1", "84.00 ± 1.00", "2"], ["0", "80.00 ± 1.00", "1"]]
     assert "+1.17" in to_markdown(result, [], None)
@@ -584,12 +584,21 @@ def test_the_report_says_what_was_gained_and_what_it_seemed_to_be():
     killed[1] = killed[1]._replace(tries=2)
     again = make_result(about, killed, runs)
     assert again["default"]["trial"] == 1 and again["trials"]["done"] == 4 and "died" not in again["trials"]
-    assert "4 trials: 2 went to the end, 1 were pruned, 1 failed (1 that died was tried again)" in again["sentences"][0]
+    assert "4 trials: 2 went to the end, 1 pruned, 1 failed (1 that died was tried again)" in again["sentences"][0]
     assert ", the default 80.00." in again["sentences"][0] and again["sentences"][1:] == [second, third]
     given_up = make_result(about, [*killed[:1], killed[1]._replace(status="died", score=None), *killed[2:]], [])
     assert given_up["trials"]["died"] == 1 and given_up["trials"]["done"] == 4
     noisy = [run._replace(score=90.0 - 10 * run.seed) if run.arm == "tuned" else run for run in runs]
     assert "no more than chance" in make_result(about, records, noisy)["sentences"][1]
+
+
+def test_the_report_of_another_search_is_not_replaced_silently(tmp_path):
+    about = {"space": "finetune(lr=log(1e-5, 1e-4))", "model": "m", "task": "toy"}
+    assert other_search(tmp_path, about) is None
+    (tmp_path / "tune.json").write_text(json.dumps({**about, "trials": 4}))
+    assert other_search(tmp_path, about) is None
+    assert "of another search, 'finetune(lr=log(1e-5, 1e-4))'" in other_search(tmp_path, {**about, "space": "finetune"})
+    assert other_search(tmp_path, {**about, "task": "other"})
 
 
 def test_of_equal_trials_the_first_wins():

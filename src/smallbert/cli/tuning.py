@@ -114,6 +114,8 @@ def tune(
         say("reading the model and the data")
         bench = studies.open_bench(study, say.line)
         about = _about(tuning, bench)
+        if other := report.other_search(Path(out), about):
+            say.line(other)
         space = report.space_sheet(about["choices"])
         if json:
             for row in space.rows:

@@ -197,7 +197,12 @@ def open_store(path: Path | str, verify: bool = True, whole: bool = True) -> Sto
     if about is None:
         raise UserError(f"{path} holds no store of hidden states: there is no {MANIFEST} in it")
     if not about["shards"]:
-        raise UserError(f"the store in {path} is not finished; build it again with the same command, which goes on")
+        total = -(-about["texts"] // about["texts_per_shard"])
+        written = sum((path / shard_name(number)).is_file() for number in range(total))
+        raise UserError(
+            f"the store in {path} is not finished: it has {written:,} of {many(total, 'shard')}; build it again with "
+            "the same command, which goes on"
+        )
     for shard in about["shards"] if whole else ():
         file = path / shard["file"]
         size = file.stat().st_size if file.is_file() else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from smallbert.tuning.records import DIED, DIVERGED, FAILED, OK, PRUNED, Record,
 
 SHOWN = 5  # of the best trials
 PICTURE = "tune.png"
-ENDS = {OK: "went to the end", PRUNED: "were pruned", DIVERGED: "diverged", FAILED: "failed", DIED: "died"}
+ENDS = {OK: "went to the end", PRUNED: "pruned", DIVERGED: "diverged", FAILED: "failed", DIED: "died"}
 
 
 def make_result(about: dict[str, Any], records: Sequence[Record], runs: Sequence[Result]) -> dict[str, Any]:
@@ -143,6 +145,18 @@ def to_markdown(result: dict[str, Any], sheets: Sequence[Sheet], picture: str | 
         parts += ["## Share of the variance of scores that each setting alone explains", shares]
     parts += ["## How it was done", "\n".join(f"- {sentence}" for sentence in result["protocol"])]
     return "\n\n".join(parts) + "\n"
+
+
+def other_search(out: Path, about: dict[str, Any]) -> str | None:
+    """A sentence where the report in a folder is of another search, which this one's will replace."""
+    with suppress(OSError, ValueError):
+        before = json.loads((out / "tune.json").read_text(encoding="utf-8"))
+        if any(before.get(key) != about[key] for key in ("space", "model", "task")):
+            return (
+                f"the report in {out} is of another search, '{before.get('space')}'; its trials stay in its database, "
+                "and its own command writes it again, but from now on the report here is of this one"
+            )
+    return None
 
 
 def write_tune(result: dict[str, Any], records: Sequence[Record], sheets: Sequence[Sheet], out: Path) -> list[Path]:
