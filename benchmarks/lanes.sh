@@ -19,6 +19,18 @@ if command -v nvidia-cuda-mps-control > /dev/null && [ -z "$CUDA_MPS_PIPE_DIRECT
   nvidia-cuda-mps-control -d && trap 'echo quit | nvidia-cuda-mps-control; rm -rf "$CUDA_MPS_PIPE_DIRECTORY"' EXIT
 fi
 
+# Cores are shared as well: each job that may run at a time has its part of them.
+all=0
+for lane in "${lanes[@]:?studies to run}"; do
+  most=1
+  for study in $lane; do
+    IFS=: read -r _ jobs _ <<< "$study"
+    most=$((${jobs:-1} > most ? jobs : most))
+  done
+  all=$((all + most))
+done
+export OMP_NUM_THREADS=$((all < $(nproc) ? $(nproc) / all : 1))
+
 count_cards() { cat "$1"/cards.jsonl "$1"/cards/*.json 2> /dev/null | grep -c '"model_fingerprint"'; }
 
 run_lane() {
@@ -40,7 +52,7 @@ run_lane() {
   return $failed
 }
 
-for lane in "${lanes[@]:?studies to run}"; do run_lane "$lane" & done
+for lane in "${lanes[@]}"; do run_lane "$lane" & done
 failed=0
 for _ in "${lanes[@]}"; do wait -n || failed=1; done
 exit $failed

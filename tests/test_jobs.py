@@ -13,7 +13,7 @@ from workers import broken, is_alive, killed, prepare, wait_until
 
 from smallbert.errors import RunError
 from smallbert.jobs import run_jobs
-from smallbert.sharing import shared_gpu
+from smallbert.sharing import shared_gpu, shared_machine
 
 FAKE = """#!/bin/sh
 if [ "$1" = "-d" ]; then echo "start $CUDA_MPS_PIPE_DIRECTORY" >> {log}; exit {code}; fi
@@ -182,3 +182,11 @@ def test_the_gpu_daemon_does_not_outlive_a_killed_parent(tmp_path, monkeypatch):
     code = "import os\nfrom smallbert.sharing import shared_gpu\nwith shared_gpu(): os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
     wait_until(lambda: "quit" in log.read_text(), 10.0)
+
+
+@pytest.mark.parametrize(("asked", "given"), [("", "4"), ("2", "2"), ("16", "4"), ("none", "4")])
+def test_workers_take_no_more_threads_than_was_asked_for(asked, given, monkeypatch):
+    monkeypatch.setattr("smallbert.sharing.cores", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    with shared_machine(2, "cpu") as environment:
+        assert environment["OMP_NUM_THREADS"] == given

@@ -46,9 +46,10 @@ def is_trouble_of_the_process(error: Exception) -> bool:
 @contextmanager
 def shared_machine(workers: int, device: str | None) -> Iterator[dict[str, str]]:
     """Environment variables under which so many processes share cores, and the GPU where they run on it."""
-    threads = {"OMP_NUM_THREADS": str(max(1, cores() // workers)), "TOKENIZERS_PARALLELISM": "false"}
+    given = os.environ.get("OMP_NUM_THREADS", "")  # other studies may share the machine too: fewer were asked for
+    threads = min(max(1, cores() // workers), int(given) if given.isdecimal() and int(given) else cores())
     with shared_gpu(_is_gpu(device)) as environment:
-        yield threads | environment
+        yield {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"} | environment
 
 
 @contextmanager
