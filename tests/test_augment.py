@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
-from toys import accuracy, is_same_state, phase_of, run, small, toy_task
+from toys import accuracy, is_same_state, pairs, phase_of, run, small, toy_task
 
 from smallbert.augmenting import STOP, Guesser, changes, copies_of, may_change, put_together, taken_apart
 from smallbert.batches import Layout, make_batch
@@ -207,10 +207,10 @@ def long_task(kind):
     return task, with_words(run("head", small(), task, judge=False).encoder)
 
 
-@pytest.mark.parametrize(
-    "ways", ["masked", "nearest", "mask", "delete", "grams", ["mask", "grams"], {"mask": 0.2, "delete": 0.3}]
-)
-@pytest.mark.parametrize("kind", ["classify", "pair", "tag", "answer"])
+WAYS = ["masked", "nearest", "mask", "delete", "grams", ["mask", "grams"], {"mask": 0.2, "delete": 0.3}]
+
+
+@pytest.mark.parametrize(("kind", "ways"), pairs(["classify", "pair", "tag", "answer"], WAYS, every=2))
 def test_copies_change_only_what_they_may(kind, ways):
     task, base = long_task(kind)
     recipe = f"mark('t') | augment(copies=4, ways={ways!r}, share=0.5) + distill('t') + {SHORT}"

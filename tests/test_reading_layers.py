@@ -37,8 +37,9 @@ def test_scores_of_a_streamed_mixture_are_those_of_a_stacked_one(family, norm):
             torch.testing.assert_close(encoder(batch), encoder.head(stacked, batch), atol=2e-5, rtol=1e-4)
 
 
-@every_family
-@pytest.mark.parametrize("recipe", ["mix_layers(init='plain')", "gate_layers", "connect_layers"])
+@pytest.mark.parametrize(
+    ("recipe", "family"), pairs(["mix_layers(init='plain')", "gate_layers", "connect_layers"], SHAPES, every=3)
+)
 def test_a_plain_start_is_the_plain_model_to_the_bit_and_learns(family, recipe):
     plain = run("head", small(family, 3), TASK).encoder.eval()
     changed = run(recipe, plain, TASK).encoder.eval()

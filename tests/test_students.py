@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from toys import batch_of, check_refused, is_same_state, phase_of, run, scores_of, small, snapshot, toy_task
+from toys import batch_of, check_refused, is_same_state, pairs, phase_of, run, scores_of, small, snapshot, toy_task
 from transformers import AutoModelForSequenceClassification
 
 from smallbert.data import tokenizer_key
@@ -14,6 +14,7 @@ from smallbert.model.encoder import load
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.heads import losses
 from smallbert.model.slicing import choose, features, top
+from smallbert.tiny import SHAPES
 from smallbert.training.importance import weigh_by_loss
 
 TASK = toy_task("pair", 16)
@@ -33,17 +34,18 @@ def bert_size(width, ffn, count, vocabulary=100, places=72, outputs=3):
 # Copied layers
 
 
-@pytest.mark.parametrize(
-    ("recipe", "kept"),
-    [
-        ("student(2)", [1, 3]),
-        ("student(2, which='first')", [0, 1]),
-        ("student(2, which='spread')", [0, 3]),
-        ("student([0, 3])", [0, 3]),
-        ("student(3, which='ends')", [0, 1, 3]),
-    ],
-)
-def test_copied_layers_are_those_of_the_file(recipe, kept, family, tmp_path):
+COPIES = {
+    "student(2)": [1, 3],
+    "student(2, which='first')": [0, 1],
+    "student(2, which='spread')": [0, 3],
+    "student([0, 3])": [0, 3],
+    "student(3, which='ends')": [0, 1, 3],
+}
+
+
+@pytest.mark.parametrize(("recipe", "family"), pairs(COPIES, SHAPES, every=3))
+def test_copied_layers_are_those_of_the_file(recipe, family, tmp_path):
+    kept = COPIES[recipe]
     teacher = run("head", small(family, layers=4), TASK).encoder
     save_folder(teacher, tmp_path / "teacher")
     file, student = load_folder(tmp_path / "teacher"), run(recipe, load_folder(tmp_path / "teacher"), TASK).encoder
