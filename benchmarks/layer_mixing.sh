@@ -5,8 +5,7 @@
 # WHAT is tasks, large, probing, rebuilt, pruning, cures or convergence; DATA holds glue/, snli/, squad/ and probing/.
 # A study goes on where it was when it is run again; `--pack` then puts its cards into one file.
 set -e
-what=${1:?which study} model=${2:?a model} data=${3:?a folder of data} out=${4:?a folder to write} jobs=${5:-8} more=("${@:6}")
-study() { python3 -m smallbert study "$model" --data "$data" --jobs "$jobs" --out "$out/$what" "$@" "${more[@]}"; }
+source "$(dirname "$0")/arguments.sh"
 last="finetune(epochs=3, lr=5e-5)"
 masks="begin=0.125, finish=0.875"
 loop="watch(500) + train(epochs=8, lr=3e-5, warmup=0.125, weight_decay=0.0, freeze='embeddings')"

@@ -6,8 +6,7 @@
 # all-mpnet-base-v2 as well, with a folder of its own. A study goes on where it was when it is run again; arms that begin
 # alike train that beginning once; `--pack` puts the cards into one file.
 set -e
-what=${1:?which study} model=${2:?a model} data=${3:?a folder of data} out=${4:?a folder to write} jobs=${5:-8} more=("${@:6}")
-study() { python3 -m smallbert study "$model" --data "$data" --jobs "$jobs" --out "$out/$what" "$@" "${more[@]}"; }
+source "$(dirname "$0")/arguments.sh"
 once="finetune(epochs=1, lr=5e-5)"
 frozen="train(freeze='backbone', epochs=1, lr=1e-3)"
 names="own head; adapter; head, one more epoch; new head; scalar mix; two epochs; in parallel"

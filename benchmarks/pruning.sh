@@ -28,8 +28,7 @@
 # frozen, no weight decay, scores at 1e-2 from zero, a cubic ramp, and a teacher with alpha 0.9 at temperature 2. One seed is
 # run here.
 set -e
-what=${1:?which study} model=${2:?a model} data=${3:?a folder of data} out=${4:?a folder to write} jobs=${5:-8} more=("${@:6}")
-study() { python3 -m smallbert study "$model" --data "$data" --jobs "$jobs" --out "$out/$what" "$@" "${more[@]}"; }
+source "$(dirname "$0")/arguments.sh"
 masks="begin=0.125, finish=0.75"
 # Training as in Tables 4 and 5: $1 epochs, $2 texts a step.
 training() { echo "train(epochs=$1, lr=1e-4, batch=$2, warmup=0.1, weight_decay=0.0, freeze='embeddings')"; }

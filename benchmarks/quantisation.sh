@@ -6,7 +6,7 @@
 # seed begin with one fine-tuned model, which is trained once; where that takes minutes there is one seed. A study goes
 # on where it was when it is run again.
 set -e
-what=${1:?which study} model=${2:?a model} data=${3:?a folder of data} out=${4:?a folder to write} jobs=${5:-8} more=("${@:6}")
+source "$(dirname "$0")/arguments.sh"
 case $what in
 sst2) seeds=0,1,2 dense="finetune(epochs=3, lr=7e-5, batch=64)" again="batch=64" ;;
 mrpc) seeds=0,1,2,3,4 dense="finetune(epochs=5, lr=5e-5, batch=32)" again="batch=32" ;;
@@ -37,5 +37,4 @@ arm "centroids, 4 bits" "codebook(4)"
 arm "centroids, 3 bits" "codebook(3)"
 arm "ternary, trained" "ternary(embeddings=4) + $taught"
 arm "binary, trained" "binary(embeddings=4) + $taught"
-python3 -m smallbert study "$model" --data "$data" --jobs "$jobs" --out "$out/$what" --task "$what" --seeds "$seeds" \
-  --names "$names" --recipes "$recipes" "${more[@]}"
+study --task "$what" --seeds "$seeds" --names "$names" --recipes "$recipes"

@@ -6,7 +6,7 @@
 # model may be all-mpnet-base-v2 as well, whose students are also a checkpoint beside it, all-MiniLM-L6-v2. A study goes
 # on where it was when it is run again.
 set -e
-what=${1:?which study} model=${2:?a model} data=${3:?a folder of data} out=${4:?a folder to write} jobs=${5:-8} more=("${@:6}")
+source "$(dirname "$0")/arguments.sh"
 case $what in
 sst2) seeds=0,1,2 teacher="finetune(epochs=3, lr=7e-5, batch=64)" epochs=6 batch=128 ;;
 mrpc) seeds=0,1,2 teacher="finetune(epochs=5, lr=5e-5, batch=32)" epochs=20 batch=32 ;;

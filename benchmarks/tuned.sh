@@ -4,7 +4,7 @@
 #
 # 1,500 rows of SST-2; trials are chosen by rows held out of them, final runs are scored on dev.
 set -e
-model=$1 data=$2 out=$3 more=("${@:4}")
+model=${1:?a model} data=${2:?a folder of data} out=${3:?a folder to write} more=("${@:4}")
 search() {
   python3 -m smallbert tune "$model" --task sst2 --data "$data" --examples 1500 --jobs 2 --seeds 1,2,3 "${more[@]}" \
     --trials "$2" --recipe "$3" --out "$out/$1"
