@@ -54,15 +54,14 @@ class Unlabelled(Method):
 
     def _cells(self, paired: bool) -> Iterator[list[str]]:
         """The columns of each line that has any."""
-        for line in text_lines(text_files(self.text, self.name)):
+        for line in filter(str.strip, text_lines(text_files(self.text, self.name))):
             cells = line.split("\t")
-            if line.strip() and len(cells) != 1 + paired:
+            if len(cells) != 1 + paired:
                 raise UserError(
                     f"unlabelled: {self.text} has a line of {len(cells)} columns, {cells[0][:40]!r} …; this task has "
                     f"{'two texts a row, with a tab between them' if paired else 'one text a row, and no tabs'}"
                 )
-            if line.strip():
-                yield cells
+            yield cells
 
     def _read(self, kind: str, paired: bool) -> Split:
         cut = list(self._cells(paired))
