@@ -1,75 +1,183 @@
-"""What several trainings on one GPU gain over one, with layers as written and compiled.
+"""How long a step of a small student takes on a GPU, where its time goes, and what several processes at once gain.
 
     python benchmarks/shared_gpu.py --out results/shared_gpu
 
-Movement pruning at e5-small's shape, 32 texts of MNLI's lengths a step, in one process and in several at once (under
-MPS where there is one). Steps a second are those of all processes together after a beginning that is not counted; the
-beginning, in seconds, has start, compilation and recording in it. Compiled ones come twice: the second finds the first
-one's kernels on the disk.
+Random weights at e5-small's shape, 128 texts of SST-2's lengths a step, by this package's own loop. Alone: milliseconds
+a step, and seconds until the first 150 steps are over, compiling and recording included. Together: so many processes
+of one kind at once, under MPS where there is one; steps a second are those of all, counted from when all are warm.
+With `--profile KIND` the kernels of one kind, most costly first, and nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from transformers import BertConfig, BertModel
+
+from smallbert.data import STUDENT, Stream, Tokens
 from smallbert.files import write_json
+from smallbert.measuring.card import machine, versions
+from smallbert.methods import METHODS
+from smallbert.model.encoder import Encoder
+from smallbert.recipe import Recipe
 from smallbert.sharing import shared_gpu
+from smallbert.training import loop
+from smallbert.training.conditions import compiled_layers
+from smallbert.training.phase import Phase
 
-WARM = 150
+WARM, STEPS, SECONDS, PATIENCE = 150, 300, 4.0, 120.0
+TAUGHT = "align('hidden', layers='uniform', weight=10.0, teacher='t') + distill(teacher='t') + "
 
 
-def run_one(compiles: bool, steps: int) -> dict[str, float]:
-    """One process's share: how long it took to begin, and steps a second from then on."""
+class Kind(NamedTuple):
+    """What is trained: layers, word pieces, and what it learns beside its labels."""
+
+    layers: int = 6
+    pieces: int = 30522
+    methods: str = ""
+    compiled: bool = False
+
+
+KINDS = {
+    "six layers": Kind(),
+    "six layers, compiled": Kind(compiled=True),
+    "six layers, taught": Kind(methods=TAUGHT),
+    "twelve layers": Kind(layers=12),
+    "pruned and taught": Kind(12, 7000, "smooth_movement(0.1, begin=0.0, finish=0.5) + " + TAUGHT),
+}
+
+
+def make_encoder(layers: int, pieces: int) -> Encoder:
+    """A random model of e5-small's width with two classes."""
+    config = BertConfig(hidden_size=384, intermediate_size=1536, num_hidden_layers=layers, vocab_size=pieces)
+    encoder = Encoder(BertModel(config)).to("cuda" if torch.cuda.is_available() else "cpu")
+    head = {"kind": "classify", "labels": ["a", "b"], "outputs": 2, "from_pooler": True}
+    encoder.apply_method(METHODS["head"](), head)
+    return encoder
+
+
+def make_stream(count: int = 20_000) -> Stream:
+    """Random texts with log-normal lengths of mean 13, from 4 to 66 tokens, like SST-2's."""
+    random, spread = np.random.default_rng(1), 0.6
+    lengths = np.clip(random.lognormal(np.log(13) - spread**2 / 2, spread, count).round(), 4, 66).astype(np.int64)
+    ids = random.integers(1000, 7000, lengths.sum()).astype(np.int32)
+    tokens = Tokens(ids, np.zeros(len(ids), np.uint8), np.concatenate([[0], np.cumsum(lengths)]))
+    return Stream({STUDENT: tokens}, random.integers(0, 2, count), "classify")
+
+
+@contextmanager
+def training(kind: Kind) -> Iterator[Callable[[int], None]]:
+    """A function that takes so many steps and waits until the GPU has done them."""
+    torch.manual_seed(0)
+    marks = {"t": make_encoder(12, kind.pieces).eval()} if "'t'" in kind.methods else {}
+    (methods,) = Recipe(f"{kind.methods}train(epochs=1000, batch=128, lr=1e-5, cache='none')")
+    phase = Phase(make_encoder(kind.layers, kind.pieces), tuple(methods), None, 0, marks)
+    phase.stream = make_stream()
+    for method in phase.methods:
+        method.attach(phase)
+    phase.add_term_weights()
+    with ExitStack() as held:
+        plan = held.enter_context(loop.ready(phase, lambda *_: None))
+        held.enter_context(compiled_layers(phase.readers() if kind.compiled else []))
+        take = loop.stepper(phase)
+        phase.begin_training()
+
+        def run(steps: int) -> None:
+            for _ in range(steps):
+                loop.next_step(phase, plan, take)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+
+        yield run
+
+
+def time_alone(name: str) -> dict[str, Any]:
+    """Milliseconds a step, and how long it takes to begin."""
     begun = time.perf_counter()
-    from train_throughput import make_stream, time_ours
-    from transformers import BertConfig
+    with training(KINDS[name]) as run:
+        run(WARM)
+        warm = time.perf_counter()
+        run(STEPS)
+        step = 1000 * (time.perf_counter() - warm) / STEPS
+    return {"kind": name, "processes": 1, "ms_a_step": round(step, 2), "began_seconds": round(warm - begun, 1)}
 
-    config = BertConfig(num_labels=3, hidden_size=384, intermediate_size=1536)
-    extra = "movement(keep=0.1, begin=0.0, finish=0.01)"
-    rate = time_ours(make_stream(4000), 32, steps, WARM, extra, "cuda", config, compiles) / 32
-    return {"rate": rate, "began": time.perf_counter() - begun - steps / rate}
+
+def be_one_of_many(name: str, folder: Path) -> None:
+    """Warm up, wait for the others, and print how many steps a second were taken."""
+    with training(KINDS[name]) as run:
+        run(WARM)
+        (folder / str(os.getpid())).touch()
+        while not (folder / "go").exists():
+            time.sleep(0.01)
+        begun, steps = time.perf_counter(), 0
+        while time.perf_counter() - begun < SECONDS:
+            run(20)
+            steps += 20
+        print(steps / (time.perf_counter() - begun))
 
 
-def run_many(count: int, compiles: bool, steps: int, environment: dict[str, str]) -> dict[str, Any]:
-    """Several processes at once: their rates together, and the longest beginning."""
-    command = [sys.executable, __file__, "--alone", "--steps", str(steps), *(["--compiled"] if compiles else [])]
-    made = {"stdout": subprocess.PIPE, "text": True, "env": {**os.environ, **environment}}
-    running = [subprocess.Popen(command, **made) for _ in range(count)]  # type: ignore[call-overload]
-    found = [json.loads(one.communicate()[0].strip().splitlines()[-1]) for one in running]
-    row = {"processes": count, "compiled": compiles, "steps_per_second": round(sum(one["rate"] for one in found), 1)}
-    return row | {"began_seconds": round(max(one["began"] for one in found), 1)}
+def time_together(name: str, count: int, environment: dict[str, str]) -> dict[str, Any]:
+    """Steps a second of several processes together."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--member", folder, "--kind", name]
+        how: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "env": {**os.environ, **environment}}
+        running, begun = [subprocess.Popen(command, **how) for _ in range(count)], time.monotonic()
+        while len(list(Path(folder).iterdir())) < count and time.monotonic() - begun < PATIENCE:
+            time.sleep(0.02)
+        (Path(folder) / "go").touch()
+        rates = [float(one.communicate()[0].strip().splitlines()[-1]) for one in running]
+    return {"kind": name, "processes": count, "steps_per_second": round(sum(rates), 1)}
+
+
+def show_kernels(name: str) -> None:
+    """Print what a step's kernels are and how long they take."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with training(KINDS[name]) as run:
+        run(WARM)
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            run(20)
+    events = sorted((one for one in seen.key_averages() if one.device_time_total), key=lambda e: -e.device_time_total)
+    print(f"{name}: {sum(one.count for one in events) / 20:.0f} kernels a step")
+    for one in events[:30]:
+        each = one.device_time_total / one.count
+        print(f"{one.device_time_total / 20:8.1f} us, {one.count / 20:6.1f} times {each:6.1f}: {one.key[:100]}")
 
 
 def main() -> None:
     """Run every row in turn, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument("--alone", action="store_true", help="be one of the processes")
-    parser.add_argument("--compiled", action="store_true", help="with --alone: compile layers")
-    chosen = parser.parse_args()
-    if chosen.alone:
-        print(json.dumps(run_one(chosen.compiled, chosen.steps)))
-        return
-    rows = []
-    with shared_gpu() as environment:
-        for count, compiles in ((1, False), (chosen.processes, False), (1, True), (1, True), (chosen.processes, True)):
-            rows.append(run_many(count, compiles, chosen.steps, environment))
-            print(rows[-1], flush=True)
-    if chosen.out:
-        from smallbert.measuring.card import machine, versions
-
-        command = f"python benchmarks/shared_gpu.py --steps {chosen.steps} --processes {chosen.processes}"
-        record = {"benchmark": "shared_gpu", "command": command, "rows": rows}
-        write_json(chosen.out / "gpu.json", record | {"versions": versions(), "machine": machine()})
+    parser.add_argument("--profile", choices=KINDS, help="show the kernels of one kind, measure nothing else")
+    parser.add_argument("--member", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--kind", choices=KINDS, default="six layers", help=argparse.SUPPRESS)
+    chosen, rows = parser.parse_args(), []
+    if chosen.profile:
+        show_kernels(chosen.profile)
+    elif chosen.member:
+        be_one_of_many(chosen.kind, chosen.member)
+    else:
+        with shared_gpu() as environment:
+            for name in KINDS:
+                rows.append(time_alone(name))
+                print(rows[-1], flush=True)
+            for count in (1, 4, 8, 14):
+                rows.append(time_together("six layers", count, environment))
+                print(rows[-1], flush=True)
+    if rows and chosen.out:
+        record = {"benchmark": "shared_gpu", "command": "python benchmarks/shared_gpu.py", "rows": rows}
+        write_json(chosen.out / "cuda.json", record | {"versions": versions(), "machine": machine()})
 
 
 if __name__ == "__main__":

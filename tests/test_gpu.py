@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from smallbert.batches import Layout, make_batch
 from smallbert.data import STUDENT, Stream, Tokens
 from smallbert.methods import METHODS
 from smallbert.recipe import Recipe
@@ -11,6 +12,7 @@ from smallbert.tiny import SHAPES, make_encoder
 from smallbert.training.loop import train
 from smallbert.training.masks import hold_zeros, maskable, prune_once
 from smallbert.training.phase import Phase
+from smallbert.training.precision import HALF
 from smallbert.training.ranking import LOWEST, spread_out
 from smallbert.training.thresholds import Hint, kth_largest
 
@@ -103,6 +105,43 @@ def test_packed_attention_equals_padded(family):
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         a, b = encoder.states(padded).last, encoder.states(packed).last
     torch.testing.assert_close(a[padded.attention_mask.bool()], b[0, : sum(LENGTHS)], atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("size", "longest", "dtype"),
+    [(26, 20, torch.float32), (32, 40, torch.float32), (26, 20, HALF), (32, 40, HALF), (64, 103, HALF)],
+)
+def test_short_kernels_attend_like_the_reference(size, longest, dtype):
+    from smallbert.model.attention import _attend_segments
+    from smallbert.model.short_kernels import attend_short
+
+    torch.manual_seed(0)
+    lengths = torch.cat([torch.randint(1, longest + 1, (60,)), torch.tensor([longest, 0, 0, 1])])
+    bounds = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).int().cuda()
+    three = [torch.randn(int(lengths.sum()), 3, size, device="cuda", dtype=dtype).requires_grad_() for _ in range(3)]
+    whole = [one.detach().float().requires_grad_() for one in three]
+    found, expected = attend_short(*three, bounds, longest, 0.2), _attend_segments(*whole, bounds, longest, 0.2, -1)
+    slopes = torch.randn_like(found)
+    near = {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.03, "rtol": 0.03}
+    torch.testing.assert_close(found.float(), expected, **near)
+    ours = torch.autograd.grad(found, three, slopes, retain_graph=True)
+    for one, other in zip(ours, torch.autograd.grad(expected, whole, slopes.float()), strict=True):
+        torch.testing.assert_close(one.float(), other, **near)
+    again = torch.autograd.grad(found, three, slopes)
+    assert all(torch.equal(one, other) for one, other in zip(ours, again, strict=True))
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_a_teacher_in_half_precision_says_nearly_the_same(family):
+    phase = trained_phase("align('hidden') + distill + train(epochs=1, lr=1e-6, layout='padded', cache='none')", family)
+    teacher = phase.teachers["latest"]
+    assert next(teacher.looking.parameters()).dtype == HALF
+    batch = make_batch(phase.stream, [0, 1, 2], Layout(False, 64)).to("cuda")
+    wanted = {"hidden": {1}}
+    with torch.no_grad():
+        found, expected = (one.look(batch, wanted) for one in (teacher.looking, teacher.encoder))
+    torch.testing.assert_close(found.scores.float(), expected.scores, atol=0.05, rtol=0.05)
+    torch.testing.assert_close(found.taps["hidden"][1].float(), expected.taps["hidden"][1], atol=0.05, rtol=0.05)
 
 
 def trained_phase(recipe, family="bert", left=1.0, width=64):

@@ -16,6 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 NAME = "smallbert"
+SHORT = 96  # tokens a sequence, on average, up to which kernels with small tiles are faster than torch's own
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,23 @@ def probabilities(query: Tensor, key: Tensor, mask: Tensor | None, scaling: floa
 def _attend_fast(
     q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scaling: float | None, window: int
 ) -> Tensor:
+    """On a GPU: by tiles as small as the sequences are, or by torch's kernels where these are long or look near."""
+    if q.dtype == torch.float32:  # kernels are made for half precision; autocast leaves rotary results in float32
+        q, k, v = (x.bfloat16() for x in (q, k, v))
+    scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+    if window < 0 and q.shape[0] <= SHORT * (bounds.shape[0] - 1):
+        from smallbert.model.short_kernels import attend_short
+
+        return attend_short(q, k, v, bounds, longest, scale)
+    return _attend_long(q, k, v, bounds, longest, scale, window)
+
+
+def _attend_long(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale: float, window: int) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    if q.dtype == torch.float32:  # the kernel takes half precision only; autocast leaves rotary results in float32
-        q, k, v = (x.bfloat16() for x in (q, k, v))
     size, missing = q.shape[-1], -q.shape[-1] % 8  # the kernel takes heads of 8, 16, 24, … numbers only
     if missing:
         q, k, v = (functional.pad(x, (0, missing)) for x in (q, k, v))
-    scale = size**-0.5 if scaling is None else scaling
     extra: dict[str, Any] = {} if window < 0 else {"window_size": (window, window)}
     out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scale, **extra)
     assert isinstance(out, Tensor)

@@ -96,6 +96,7 @@ def ready(
     phase.world, phase.total, phase.say = state.num_processes, phase.planned_steps, say
     with ExitStack() as held:
         taught = held.enter_context(keep_taught(phase, place, say, shared))
+        phase.teachers.get_ready()
         layout = choose_layout(phase, stream)
         phase.packed = layout.packed
         plan = _Plan(stream, layout, settings.batch, phase.seed, state)

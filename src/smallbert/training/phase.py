@@ -16,9 +16,8 @@ from smallbert.errors import UserError
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder
 from smallbert.model.heads import losses
-from smallbert.model.quantised import StoredEmbedding
 from smallbert.model.walk import Route
-from smallbert.training.precision import HALF, round_weights
+from smallbert.training.precision import HALF, exact_parameters, round_weights, tables
 from smallbert.training.schedule import Schedule, constant
 from smallbert.training.step import Step
 from smallbert.training.teachers import Teachers
@@ -171,7 +170,7 @@ class Phase:
 
     def readers(self) -> list[Encoder]:
         """Every model that runs at each step: the encoder, and teachers whose words are not kept."""
-        return [self.encoder, *(teacher.encoder for teacher in self.teachers.values() if teacher.kept is None)]
+        return [self.encoder, *(teacher.looking for teacher in self.teachers.values() if teacher.kept is None)]
 
     def remember(self, name: str, value: Any) -> None:
         """Write down how something stands at this step (plain JSON), for the card."""
@@ -263,23 +262,20 @@ class Phase:
         stored = {name: one for name, one in self.encoder.named_parameters() if runs or not name.startswith(BACKBONE)}
         made = {name: one for name, one in self.weights().items() if name in stored}
         if self.half:
-            # What learns at a rate of its own (a mixture's few scalars) is worth its full precision.
-            own = {
-                one for module in self.encoder.modules() if hasattr(module, "own_rate") for one in module.parameters()
-            }
-            made = round_weights({name: one for name, one in stored.items() if one not in own} | made)
+            exact = exact_parameters(self.encoder)
+            made = round_weights({name: one for name, one in stored.items() if one not in exact} | made)
         new = {stored[name]: weight for name, weight in made.items()}
         owners = [module._parameters for module in self.encoder.modules()] if new else []
-        tables = [one for one in self.encoder.modules() if self.half and isinstance(one, StoredEmbedding)]
+        rounded = tables(self.encoder) if self.half else []
         places = [(owner, key, one) for owner in owners for key, one in owner.items() if one is not None and one in new]
         try:
             for owner, key, parameter in places:
                 owner[key] = new[parameter]  # type: ignore[assignment]
-            for table in tables:
+            for table in rounded:
                 table.seen_as = HALF
             yield
         finally:
-            for table in tables:
+            for table in rounded:
                 table.seen_as = None
             for owner, key, parameter in places:
                 owner[key] = parameter

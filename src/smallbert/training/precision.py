@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from smallbert.model.encoder import Encoder
+from smallbert.model.quantised import StoredEmbedding
 
 HALF = torch.bfloat16
 
@@ -44,4 +47,26 @@ def round_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         names = [n for n, w in weights.items() if w.dtype == torch.float32 and w.requires_grad == trained]
         if names:
             made.update(zip(names, _Rounded.apply(*(weights[name] for name in names)), strict=True))
+    return made
+
+
+def exact_parameters(encoder: Encoder) -> set[nn.Parameter]:
+    """What is never rounded: what learns at a rate of its own (a mixture's few scalars) is worth its full precision."""
+    return {one for module in encoder.modules() if hasattr(module, "own_rate") for one in module.parameters()}
+
+
+def tables(encoder: Encoder) -> list[StoredEmbedding]:
+    """Word tables in few bits, which are told in which precision to give their rows."""
+    return [module for module in encoder.modules() if isinstance(module, StoredEmbedding)]
+
+
+def rounded_copy(encoder: Encoder) -> Encoder:
+    """A copy that is never trained, with weights that need not be rounded again at every look."""
+    made = encoder.copy()
+    exact = exact_parameters(made)
+    for parameter in made.parameters():
+        if parameter.dtype == torch.float32 and parameter not in exact:
+            parameter.data = parameter.data.to(HALF)
+    for table in tables(made):
+        table.seen_as = HALF
     return made

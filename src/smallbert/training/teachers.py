@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from smallbert.model.encoder import HEAD, Encoder, Seen, load
 from smallbert.model.walk import Taps
 from smallbert.model.words import WORDS
 from smallbert.sources import find_model, folder_read
+from smallbert.training.precision import rounded_copy
 
 if TYPE_CHECKING:
     from smallbert.features.taught import Taught
@@ -33,6 +35,12 @@ class Teacher:
     scores: bool = False
     wanted: dict[str, set[int]] = field(default_factory=dict)  # see walk.tap; "first": hidden states of first tokens
     kept: Taught | None = None  # what it says of every text, where batches bring that along
+    rounded: Encoder | None = None  # the same in half precision, where that is what looks at batches
+
+    @property
+    def looking(self) -> Encoder:
+        """The encoder that looks at batches."""
+        return self.rounded or self.encoder
 
 
 class Teachers(dict[str, Teacher]):
@@ -107,6 +115,12 @@ class Teachers(dict[str, Teacher]):
             )
         stream.views[view] = theirs
 
+    def get_ready(self) -> None:
+        """Round, once, the weights of all who are going to look at every step of a phase in half precision."""
+        for teacher in self.values():
+            if self.phase.half and teacher.kept is None:
+                teacher.rounded = rounded_copy(teacher.encoder)
+
     def look(self, name: str, batch: Batch) -> Seen:
         """What a teacher makes of a batch, only what was asked for: in evaluation mode, without gradients.
 
@@ -121,8 +135,9 @@ class Teachers(dict[str, Teacher]):
         wanted = {role: places for role, places in teacher.wanted.items() if role != "first"}
         if firsts:
             wanted["hidden"] = firsts | wanted.get("hidden", set())
-        with torch.no_grad():
-            seen = teacher.encoder.look(batch, wanted, teacher.scores, head)
+        known = teacher.rounded is not None  # each weight in the precision it is used in
+        with torch.no_grad(), torch.autocast(self.phase.device.type, enabled=False) if known else nullcontext():
+            seen = teacher.looking.look(batch, wanted, teacher.scores, head)
             if firsts:
                 seen.taps["first"] = {place: batch.first(seen.taps["hidden"][place]) for place in firsts}
         return seen
