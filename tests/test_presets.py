@@ -19,6 +19,7 @@ ISSUED = (
     "distilbert pkd6 pkd3 pd aguilar-sid tinybert4 tinybert6 minilm minilmv2 mobilebert zhao192 zhao96 zhao48 waldorf "
     "minibert bilstm textbrewer rosita kd-pruned"
 ).split()
+OURS = ["bilstm-trimmed", "bilstm-tiny"]
 # What tiny models of 12 layers, 16 wide with 4 heads and 32 inner neurons, have in place of the papers' sizes.
 TINY = {
     r"epochs=[\d.]+": "epochs=1.0",
@@ -30,10 +31,11 @@ TINY = {
     r"heads=(12|48)": "heads=4",
     r"heads=6": "heads=3",
     r"bottleneck\([^)]*\)": "bottleneck(layers=5, width=24, inner=8, heads=4, ffns=2, ffn=16, embed=4)",
-    r"lstm\([^)]*\)": "lstm(6, inner=5)",
+    r"lstm\([^)]*\)": "lstm(6, inner=5, embed=4)",
     r"size=4928": "size=60",
 }
 DEPTH = {"tinybert4": 4, "pkd3": 3, "minibert": 3, "waldorf": 8, "rosita": 8, "mobilebert": 5, "bilstm": 0}
+DEPTH |= dict.fromkeys(OURS, 0)
 DEPTH |= dict.fromkeys(("zhao192", "zhao96", "zhao48", "kd-pruned"), 12)
 # A model with bottlenecks has other sizes than a width, so nothing can be cut out of it.
 SLICED = {"tinybert4", "minilm", "minilmv2", "zhao192", "zhao96", "zhao48", "waldorf", "minibert", "rosita"}
@@ -49,7 +51,7 @@ def shrunk(recipe):
 
 
 def test_the_presets_are_those_that_were_asked_for():
-    assert sorted(NAMES) == sorted(ISSUED)
+    assert sorted(NAMES) == sorted(ISSUED + OURS)
 
 
 @pytest.mark.parametrize(
@@ -108,4 +110,4 @@ def test_recipes_of_the_page_run(recipe):
 
 def test_the_page_names_every_preset():
     named = re.findall(r"`([a-z0-9-]+)`", PAGE[PAGE.index("| preset |") : PAGE.index("## A corpus first")])
-    assert set(ISSUED) <= set(named)
+    assert set(ISSUED + OURS) <= set(named)
