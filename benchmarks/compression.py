@@ -2,10 +2,11 @@
 
     python benchmarks/compression.py results/students/e5-small/sst2 results/students/all-mpnet-base-v2/sst2
 
-Prints for each folder what share of the teacher's score a student keeps, with how many times fewer numbers (zeros are
-not counted), and draws both into compression.png there: dots learned from the teacher, circles did not. A run is
-compared with the teacher of its own seed. Means over seeds, ± the standard deviation where there are several; runs that
-learned nothing count with the score they have.
+Prints what per cent of the teacher's score a student keeps, with how many times fewer numbers (zeros are not counted;
+by the first folder that has it), and what it keeps when it learned without the teacher; and draws both into
+compression.png of each folder: dots learned from the teacher, circles did not. A run is compared with the teacher of its
+own seed. Means over seeds, ± the standard deviation and their number where there are several; runs that learned nothing
+count with the score they have.
 """
 
 from __future__ import annotations
@@ -98,23 +99,33 @@ def _name(figure: object, axes: object, students: Sequence[Student]) -> None:
         move_label(figure, axes, text, box, anchor)  # type: ignore[arg-type]
 
 
+def to_table(folders: Sequence[Path]) -> list[str]:
+    """One line a student, two columns a folder, as docs/distillation.md has it."""
+    found = {folder: {student.name: student for student in read_students(folder)} for folder in folders}
+    sizes = {name: one.times for students in reversed(found.values()) for name, one in students.items()}
+    lines = ["| preset | fewer numbers |" + "".join(f" {folder.name} | alone |" for folder in folders)]
+    lines.append("|---|---|" + "---|---|" * len(folders))
+    for name in sorted(sizes, key=lambda name: sizes[name]):
+        of = [students.get(name) for students in found.values()]
+        cells = [cell for one in of for cell in ((_words(one.taught), _words(one.alone)) if one else ("", ""))]
+        lines.append(f"| `{name}` | {sizes[name]:.1f}x | {' | '.join(cells)} |")
+    return lines
+
+
 def _words(shares: Sequence[float]) -> str:
-    spread = f" ± {stdev(shares):.1f}" if len(shares) > 1 else ""
+    spread = f" ± {stdev(shares):.1f} ({len(shares)})" if len(shares) > 1 else ""
     return f"{mean(shares):.1f}{spread}" if shares else ""
 
 
 def main() -> None:
-    """Print and draw each folder."""
+    """Print all folders, draw each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path)
-    for folder in parser.parse_args().folders:
-        students = read_students(folder)
-        print(f"\n{folder}\n| student | times fewer numbers | % of the teacher's score | without it | seeds |")
-        print("|---|---|---|---|---|")
-        for one in students:
-            print(f"| {one.name} | {one.times:.1f} | {_words(one.taught)} | {_words(one.alone)} | {len(one.taught)} |")
+    folders = parser.parse_args().folders
+    print("\n".join(to_table(folders)))
+    for folder in folders:
         path = folder / "compression.png"
-        to_png(draw(students, f"% of the teacher's score, {folder.parent.name}, {folder.name}"), path)  # type: ignore[arg-type]
+        to_png(draw(read_students(folder), f"% of the teacher's score, {folder.parent.name}, {folder.name}"), path)  # type: ignore[arg-type]
         print(f"drawn in {path}")
 
 

@@ -142,9 +142,9 @@ def main() -> None:
             if recipe not in arms.values() and (arm == name or arm.split(", ")[1] in controls):
                 arms[arm] = recipe
     if chosen.show:
-        print("\n".join(f"{name}: {recipe}" for name, recipe in arms.items()))
+        print("\n".join(f"{name}: {recipe.brief()}" for name, recipe in arms.items()))
         return
-    recipes = ["--names", "; ".join(arms), "--recipes", "; ".join(map(str, arms.values()))]
+    recipes = ["--names", "; ".join(arms), "--recipes", "; ".join(recipe.brief() for recipe in arms.values())]
     os.execv(sys.executable, [sys.executable, "-m", "smallbert", "study", chosen.model, *more, *recipes])
 
 

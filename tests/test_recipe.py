@@ -119,6 +119,20 @@ def test_every_setting_is_printed_defaults_included() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "brief"),
+    [
+        ("toy_shrink(keep=4, which='even') | toy_teach(0.9)", "toy_shrink(4) | toy_teach"),
+        ("toy_teach(teacher='a') + toy_train(epochs=2)", 'toy_teach(teacher="a") + toy_train(2.0)'),
+        ("toy_teach(teacher='\\'')", 'toy_teach(teacher="\'")'),
+        ("toy_again(2, toy_shrink(6) | toy_teach(1))", "toy_again(2, inner=toy_shrink | toy_teach(1.0))"),
+        ("identity", "identity"),
+    ],
+)
+def test_a_brief_recipe_leaves_out_what_goes_without_saying(text: str, brief: str) -> None:
+    assert Recipe(text).brief() == brief
+
+
 def test_a_recipe_may_run_over_lines_and_hold_comments() -> None:
     text = "toy_shrink  # fewer\r\n  | toy_teach(\n  alpha=0.5)  # then learn\n"
     assert Recipe(text) == Recipe("toy_shrink | toy_teach(alpha=0.5)")
@@ -210,7 +224,7 @@ def recipes() -> st.SearchStrategy[Recipe]:
 def test_a_recipe_survives_its_own_printing(recipe: Recipe, toys: SimpleNamespace) -> None:
     again = Recipe(str(recipe))
     assert str(again) == str(recipe) == again.key()
-    assert again == recipe == python(str(recipe), toys)
+    assert again == recipe == python(str(recipe), toys) == Recipe(recipe.brief())
 
 
 PIECES = (

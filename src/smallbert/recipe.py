@@ -8,7 +8,7 @@ Text is parsed with `ast`, names and literals only, and never evaluated.
 
 import ast
 from collections.abc import Iterable, Sequence
-from typing import Any, Generic, NoReturn, TypeVar, overload
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar, overload
 
 from smallbert.errors import UserError
 from smallbert.methods import METHODS, RANGES, RESERVED, Combines, Method
@@ -16,7 +16,7 @@ from smallbert.presets import PRESETS
 from smallbert.registry import did_you_mean, known
 from smallbert.syntax import SYNTAX, RecipeError, constant, dashed, error_at, operands, pointing, syntax_tree
 
-Part = TypeVar("Part")
+Part = TypeVar("Part", bound=Combines)
 DEPTH_LIMIT = 20  # of methods that stand for methods that stand for methods …
 PHASE_LIMIT = 10_000
 
@@ -26,6 +26,7 @@ class _Parts(Combines, Sequence[Part], Generic[Part]):
 
     __slots__ = ("_parts",)
     _parts: tuple[Part, ...]
+    _joint: ClassVar[str]
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"a {type(self).__name__} does not change; make a new one")
@@ -49,8 +50,19 @@ class _Parts(Combines, Sequence[Part], Generic[Part]):
     def __hash__(self) -> int:
         return hash(str(self))
 
+    def __str__(self) -> str:
+        return self._joint.join(map(str, self._parts)) or "identity"
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
+
+    def brief(self) -> str:
+        """Every part without the settings that are as they would be unsaid.
+
+        >>> Recipe("drop_layers(6, which='even') | train(epochs=3.0, batch=64)").brief()
+        'drop_layers(6) | train(batch=64)'
+        """
+        return self._joint.join(part.brief() for part in self._parts) or "identity"
 
 
 ONE_A_PHASE = {
@@ -63,6 +75,8 @@ ONE_A_PHASE = {
 class Phase(_Parts[Method]):
     """Methods that share one training loop, in the order of their stage, however they were typed."""
 
+    _joint = " + "
+
     def __init__(self, methods: Iterable[Method] = ()) -> None:
         ordered = sorted(methods, key=lambda method: (method.is_train_setting, method.stage, str(method)))
         object.__setattr__(self, "_parts", tuple(ordered))
@@ -73,9 +87,6 @@ class Phase(_Parts[Method]):
                 raise UserError(
                     f"a phase has one {what}, but {told} were given; keep one, or put | between them to {again}"
                 )
-
-    def __str__(self) -> str:
-        return " + ".join(map(str, self._parts)) or "identity"
 
     @property
     def train_setting(self) -> Method | None:
@@ -95,11 +106,10 @@ class Recipe(_Parts[Phase]):
     True
     """
 
+    _joint = " | "
+
     def __init__(self, source: Any = "") -> None:
         object.__setattr__(self, "_parts", tuple(phase for phase in _phases_of(source) if phase))
-
-    def __str__(self) -> str:
-        return " | ".join(map(str, self._parts)) or "identity"
 
     def key(self) -> str:
         """The canonical text: every setting of every method, so that the same key means the same work."""

@@ -170,7 +170,7 @@ def command_of(study: Study, bench: Bench, piece: Piece) -> str:
             kept.append(word)
         elif not equals:
             next(words, None)
-    own = {"--seeds": str(piece.seed), "--recipes": arm.recipe.key()}
+    own = {"--seeds": str(piece.seed), "--recipes": arm.recipe.brief()}
     if study.tasks:
         own["--task"] = study.tasks[list(bench.tasks).index(piece.task)]
     if study.named:

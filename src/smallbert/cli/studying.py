@@ -136,7 +136,7 @@ def _report(study: Study, bench: Bench, results: list[Any]) -> Report:
     from smallbert.report.study import About, make_report
 
     tasks = {name: (task.metrics[0], task.kind, task.chance_on(study.split)) for name, task in bench.tasks.items()}
-    arms = [(arm.name, arm.value, arm.recipe.key()) for arm in study.arms]
+    arms = [(arm.name, arm.value, arm.recipe.brief()) for arm in study.arms]
     judged = study.kind == RESULT
     return make_report(results, About(bench.start.name, study.split, study.command, tasks, arms, study.vary, judged))
 

@@ -56,6 +56,10 @@ class Combines:
 
         return together(other, self)
 
+    def brief(self) -> str:
+        """The same as people write it: without the settings that are as they would be unsaid."""
+        raise NotImplementedError
+
 
 @dataclass_transform(frozen_default=True, eq_default=False)
 class Method(Combines):
@@ -110,6 +114,15 @@ class Method(Combines):
 
     __repr__ = __str__
 
+    def brief(self) -> str:
+        """Itself without the settings that are as they would be unsaid; the first without its name."""
+        told = [
+            ("" if place == 0 else f"{field.name}=") + _text(getattr(self, field.name), brief=True)
+            for place, field in enumerate(_fields(type(self)))
+            if not self._is_usual(field)
+        ]
+        return f"{self.name}({', '.join(told)})" if told else self.name
+
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and str(self) == str(other)
 
@@ -139,6 +152,11 @@ class Method(Combines):
         if _is_required(field):
             raise UserError(f"{cls.name} needs {field.name!r}; its settings are: {cls.options()}")
         return field.default if field.default_factory is MISSING else field.default_factory()
+
+    def _is_usual(self, field: Field[Any]) -> bool:
+        """Whether a setting is as it would be unsaid."""
+        usual = None if _is_required(field) else self._checked(field.name, self._default(field))
+        return not _is_required(field) and _text(getattr(self, field.name)) == _text(usual)
 
     def _checked(self, name: str, value: Any) -> Any:
         own: Any = type(self)
@@ -242,8 +260,11 @@ def _is_required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def _text(value: Any) -> str:
-    return str(value) if isinstance(value, Combines) else repr(value)
+def _text(value: Any, brief: bool = False) -> str:
+    if isinstance(value, Combines):
+        return value.brief() if brief else str(value)
+    text = repr(value)  # a shell quotes double quotes more readably than single ones
+    return text.replace("'", '"') if brief and not {'"', "\\"} & {*text} else text
 
 
 def _shown(value: Any) -> str:
