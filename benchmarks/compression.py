@@ -4,9 +4,9 @@
 
 Prints what per cent of the teacher's score a student keeps, with how many times fewer numbers (zeros are not counted;
 by the first folder that has it), and what it keeps when it learned without the teacher; and draws both into
-compression.png of each folder: dots learned from the teacher, circles did not. A run is compared with the teacher of its
-own seed. Means over seeds, ± the standard deviation and their number where there are several; runs that learned nothing
-count with the score they have.
+compression.png of each folder: dots learned from the teacher, circles did not. A run is compared with the teacher of
+its own seed. Means over seeds, ± the standard deviation and their number where there are several; runs that learned
+nothing count with the score they have.
 """
 
 from __future__ import annotations
