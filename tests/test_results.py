@@ -33,15 +33,6 @@ def test_committed_cards_say_how_they_were_made():
         assert said.startswith("smallbert ") and not any(place in said for place in PLACES)
 
 
-def test_the_table_of_students_is_that_of_the_cards(monkeypatch):
-    monkeypatch.syspath_prepend(RESULTS.parent / "benchmarks")
-    from compression import to_table
-
-    page = (RESULTS.parent / "docs" / "distillation.md").read_text(encoding="utf-8")
-    folders = [RESULTS / "students" / "e5-small" / task for task in ("sst2", "mrpc", "snli", "qqp")]
-    assert "\n".join(to_table(folders)) in page
-
-
 @pytest.mark.parametrize(("preset", "arm"), [("pruned10", "10 %"), ("pruned3", "3 %")])
 def test_a_preset_that_names_a_study_is_what_was_studied(preset, arm):
     """All but that the study's models keep their zeros, which `sparse` takes away without changing a weight."""
