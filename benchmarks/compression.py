@@ -6,7 +6,7 @@ Prints what per cent of the teacher's score a student keeps, with how many times
 by the first folder that has it), and what it keeps when it learned without the teacher; and draws both into
 compression.png of each folder: dots learned from the teacher, circles did not. A run is compared with the teacher of
 its own seed. Means over seeds, ± the standard deviation and their number where there are several; runs that learned
-nothing count with the score they have.
+nothing count with the score they have, and † says how many those are.
 """
 
 from __future__ import annotations
@@ -26,36 +26,58 @@ KEPT = (98, 95)  # per cent of the teacher's score that are asked for at 4 and a
 CONTROL = ", alone"
 
 
+class Kept(NamedTuple):
+    """What share of its teacher's score the run of each seed keeps, and how many of these runs learned nothing."""
+
+    shares: list[float]
+    lost: int
+
+    @property
+    def mean(self) -> float:
+        """Over all of them."""
+        return mean(self.shares)
+
+    def __str__(self) -> str:
+        if not self.shares:
+            return ""
+        several = len(self.shares) > 1
+        runs = ", ".join([str(len(self.shares))] * several + [f"{self.lost} †"] * bool(self.lost))
+        spread = f" ± {stdev(self.shares):.1f}" if several else ""
+        return f"{self.mean:.1f}{spread}" + (f" ({runs})" if runs else "")
+
+
 class Student(NamedTuple):
-    """One preset: how many times smaller, and what share of its teacher's score each seed keeps, taught and alone."""
+    """One preset: how many times smaller, and what it keeps, taught and alone."""
 
     name: str
     times: float
-    taught: list[float]
-    alone: list[float]
+    taught: Kept
+    alone: Kept
 
 
 def read_students(folder: Path) -> list[Student]:
     """The students of one study, largest first."""
     scores: dict[str, dict[int, float]] = defaultdict(dict)
+    lost: dict[str, set[int]] = defaultdict(set)
     sizes: dict[str, list[int]] = defaultdict(list)
-    for card in load_cards(folder):
+    for card in load_cards(folder) if folder.is_dir() else ():
         if card["scores"]:
             scores[card["preset"]][card["seed"]] = card["scores"][card["headline"]]["value"]
-            sizes[card["preset"]].append(card["parameters"]["non_zero"])
-    if "teacher" not in scores:
+            sizes[card["preset"].removesuffix(CONTROL)].append(card["parameters"]["non_zero"])
+        if card["status"] != "ok":
+            lost[card["preset"]].add(card["seed"])
+    if "teacher" not in scores or len(sizes) == 1:
         raise SystemExit(
-            f"{folder} has no run called teacher to compare with; give the folder of a study of students.sh"
+            f"{folder} has no run called teacher, or no other beside it; give a folder of a study of students.sh"
         )
 
-    def kept(name: str) -> list[float]:
+    def kept(name: str) -> Kept:
         own, best = scores.get(name, {}), scores["teacher"]
-        return [100 * own[seed] / best[seed] for seed in sorted(own.keys() & best.keys())]
+        seeds = sorted(own.keys() & best.keys())
+        return Kept([100 * own[seed] / best[seed] for seed in seeds], len(lost[name].intersection(seeds)))
 
-    whole, found = mean(sizes["teacher"]), []
-    for name in scores:
-        if name != "teacher" and not name.endswith(CONTROL) and (taught := kept(name)):
-            found.append(Student(name, whole / mean(sizes[name]), taught, kept(name + CONTROL)))
+    whole = mean(sizes.pop("teacher"))
+    found = [Student(name, whole / mean(own), kept(name), kept(name + CONTROL)) for name, own in sizes.items()]
     return sorted(found, key=lambda student: student.times)
 
 
@@ -66,9 +88,9 @@ def draw(students: Sequence[Student], title: str) -> object:
     axes.set_xscale("log")
     strip_frame(axes, "y", title)
     for student in students:
-        taught = mean(student.taught)
-        if student.alone:
-            alone = mean(student.alone)
+        taught = student.taught.mean
+        if student.alone.shares:
+            alone = student.alone.mean
             axes.plot([student.times] * 2, [taught, alone], color=COLOURS["rule"], zorder=1)
             look = {"markerfacecolor": COLOURS["paper"], "markersize": 5, "zorder": 3}
             axes.plot(student.times, alone, "o", color=COLOURS["muted"], **look)
@@ -87,10 +109,10 @@ def draw(students: Sequence[Student], title: str) -> object:
 def _name(figure: object, axes: object, students: Sequence[Student]) -> None:
     renderer, pixels = figure.canvas.get_renderer(), axes.transData.transform  # type: ignore[attr-defined]
     look = {"fontsize": 8.5, "fontfamily": font_name(), "color": COLOURS["ink"]}
-    texts = [axes.annotate(s.name, (s.times, mean(s.taught)), **look) for s in students]  # type: ignore[attr-defined]
+    texts = [axes.annotate(s.name, (s.times, s.taught.mean), **look) for s in students]  # type: ignore[attr-defined]
     sizes = [(e.width * 1.04, e.height) for e in (text.get_window_extent(renderer) for text in texts)]
-    anchors = [tuple(map(float, pixels((s.times, mean(s.taught))))) for s in students]
-    controls = [pixels((s.times, mean(s.alone))) for s in students if s.alone]
+    anchors = [tuple(map(float, pixels((s.times, s.taught.mean)))) for s in students]
+    controls = [pixels((s.times, s.alone.mean)) for s in students if s.alone.shares]
     taken = [Box(x - 4, y - 4, x + 4, y + 4) for x, y in controls]
     inner = axes.get_window_extent(renderer)  # type: ignore[attr-defined]
     frame = Box(inner.x0, inner.y0, inner.x1, inner.y1)
@@ -107,14 +129,9 @@ def to_table(folders: Sequence[Path]) -> list[str]:
     lines.append("|---|---|" + "---|---|" * len(folders))
     for name in sorted(sizes, key=lambda name: sizes[name]):
         of = [students.get(name) for students in found.values()]
-        cells = [cell for one in of for cell in ((_words(one.taught), _words(one.alone)) if one else ("", ""))]
+        cells = [cell for one in of for cell in ((str(one.taught), str(one.alone)) if one else ("", ""))]
         lines.append(f"| `{name}` | {sizes[name]:.1f}x | {' | '.join(cells)} |")
     return lines
-
-
-def _words(shares: Sequence[float]) -> str:
-    spread = f" ± {stdev(shares):.1f} ({len(shares)})" if len(shares) > 1 else ""
-    return f"{mean(shares):.1f}{spread}" if shares else ""
 
 
 def main() -> None:
@@ -125,7 +142,8 @@ def main() -> None:
     print("\n".join(to_table(folders)))
     for folder in folders:
         path = folder / "compression.png"
-        to_png(draw(read_students(folder), f"% of the teacher's score, {folder.parent.name}, {folder.name}"), path)  # type: ignore[arg-type]
+        drawn = [student for student in read_students(folder) if student.taught.shares]
+        to_png(draw(drawn, f"% of the teacher's score, {folder.parent.name}, {folder.name}"), path)  # type: ignore[arg-type]
         print(f"drawn in {path}")
 
 

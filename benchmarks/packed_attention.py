@@ -3,8 +3,8 @@
     python benchmarks/packed_attention.py --out results/packed_attention         (GPU)
 
 About 2,048 tokens in sequences of log-normal lengths, in half precision; each way is recorded as a CUDA graph and
-replayed, as in training, so that what is timed is the GPU's work. Above which usual length torch's are faster is
-`SHORT` of model/attention.py.
+replayed, as in training, so that what is timed is the GPU's work. Up to which usual length ours are used is `SHORT` of
+model/attention.py. A few very long sequences among many short ones are not measured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch import Tensor
 from smallbert.files import write_json
 from smallbert.measuring.card import machine, versions
 from smallbert.model.attention import _attend_long
-from smallbert.model.short_kernels import attend_short
 
 TOKENS, LONGEST, REPEATS = 2048, 512, 200
 
@@ -57,6 +56,8 @@ def microseconds(call: Callable[[], Any]) -> float:
 
 def measure(usual: int, size: int) -> dict[str, Any]:
     """Both ways at one usual length and one size of heads, twelve of them."""
+    from smallbert.model.short_kernels import attend_short
+
     bounds = make_bounds(usual)
     longest = int(bounds.diff().max())
     three = [torch.randn(int(bounds[-1]), 12, size, device="cuda").bfloat16().requires_grad_() for _ in range(3)]
@@ -77,6 +78,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder for the record")
     chosen, rows = parser.parse_args(), []
+    if not torch.cuda.is_available():
+        parser.error("this measures a GPU, and there is none")
     for size in (32, 64):
         for usual in (8, 13, 20, 26, 40, 53, 64, 90, 128):
             rows.append(measure(usual, size))

@@ -133,10 +133,15 @@ def time_together(name: str, count: int, environment: dict[str, str]) -> dict[st
         command = [sys.executable, __file__, "--member", folder, "--kind", name]
         how: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "env": {**os.environ, **environment}}
         running, begun = [subprocess.Popen(command, **how) for _ in range(count)], time.monotonic()
-        while len(list(Path(folder).iterdir())) < count and time.monotonic() - begun < PATIENCE:
+        while len(list(Path(folder).iterdir())) < count and all(one.poll() is None for one in running):
+            if time.monotonic() - begun > PATIENCE:
+                raise SystemExit(f"{count} processes were not warm after {PATIENCE:.0f} s")
             time.sleep(0.02)
         (Path(folder) / "go").touch()
-        rates = [float(one.communicate()[0].strip().splitlines()[-1]) for one in running]
+        told = [one.communicate()[0].split() for one in running]
+    if late := sum(not words for words in told):
+        raise SystemExit(f"{late} of {count} processes ended before they had taken a step; see above why")
+    rates = [float(words[-1]) for words in told]
     return {"kind": name, "processes": count, "steps_per_second": round(sum(rates), 1)}
 
 
@@ -163,6 +168,8 @@ def main() -> None:
     parser.add_argument("--member", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--kind", choices=KINDS, default="six layers", help=argparse.SUPPRESS)
     chosen, rows = parser.parse_args(), []
+    if not torch.cuda.is_available():
+        parser.error("this measures a GPU, and there is none")
     if chosen.profile:
         show_kernels(chosen.profile)
     elif chosen.member:

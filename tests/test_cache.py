@@ -362,7 +362,7 @@ def test_damage_is_named_and_what_is_lost_is_asked_again(teachers, tmp_path):
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(
-        RunError, match=r"00003.safetensors is damaged: its checksum is .*; remove it if it is there and build"
+        RunError, match=r"00003.safetensors is damaged: its checksum is .*; remove it if it is there, and build"
     ):
         run(recipe, before, TASK, judge=False)
     for cut in (lambda: shard.unlink(), lambda: shard.write_bytes(whole[:-5])):
@@ -410,15 +410,18 @@ def test_what_is_not_kept_is_looked_up_at_every_step(teachers, tmp_path):
 
 def test_no_disk_is_filled(teachers, tmp_path):
     distill = f"distill(teacher={teachers['pair']!r})"
-    said = "GB, more than half of what is free in"
+    said = "MB, more than half of what is free in"
     with patch("shutil.disk_usage", return_value=USAGE(10**9, 10**9 - 2000, 2000)):
         (note,) = notes_of(f"{distill} + {train()}", work=tmp_path)  # 24 x 3 scores and a header
         assert said in note and "looked at every step" in note
         notes_of(f"{distill} + {train(tmp_path / 'cache')}")  # asked for, and there is room
     with patch("shutil.disk_usage", return_value=USAGE(10**9, 10**9, 1)):
-        with pytest.raises(UserError, match="GB free; write another cache='folder', or cache='none'") as refusal:
+        with pytest.raises(UserError, match="MB free; write another cache='folder', or cache='none'") as refusal:
             notes_of(f"{distill} + {train(tmp_path / 'other')}")
         assert "dtype" not in str(refusal.value)  # which nobody who distils can set
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot be kept in .*below: Not a directory; write another cache='folder'"):
+        notes_of(f"{distill} + {train(tmp_path / 'file' / 'below')}")
 
 
 def test_a_cache_in_a_file_is_refused_before_anything_is_trained(tmp_path):

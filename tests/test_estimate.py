@@ -147,6 +147,15 @@ def test_a_text_without_words_is_refused_before_anything_is_trained(words, train
     assert trained == []
 
 
+def test_what_is_no_text_is_refused_before_anything_is_trained(trained, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bytes").write_bytes(bytes(range(256)) * 20)
+    for name, said in (("empty", "has no file in it"), ("bytes", "is not plain text in UTF-8")):
+        with pytest.raises(UserError, match=said):
+            run(f"{SHORT} | pretrain({str(tmp_path / name)!r})", small(), TASK)
+    assert trained == []
+
+
 def test_a_teacher_of_spans_reads_what_its_student_reads(trained):
     task = toy_task("answer", 16)
     for recipe in ("student(1) | small_vocabulary(60) | distill", "distill(length=16)"):

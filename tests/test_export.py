@@ -115,7 +115,7 @@ def test_equal_matrices_keep_their_own_ranges(tmp_path):
     second.load_state_dict(first.state_dict())
     encoder = run("head | quantize(8, activations='static')", encoder, TASK).encoder
     parts = stored_parts(encoder)
-    ranges = {part.input_range for part in parts.values() if hasattr(part, "input_range")}
+    ranges = dict.fromkeys(part.input_range for part in parts.values() if hasattr(part, "input_range"))
     with torch.no_grad():
         for number, one in enumerate(ranges):
             one.mul_(0.2 + 0.1 * number)  # far apart

@@ -385,7 +385,7 @@ def test_only_what_is_left_to_write_needs_room(tmp_path):
     before, need = contents(tmp_path / "s"), file.stat().st_size
     assert need < whole.bytes
     file.unlink()
-    with full_disk(need - 1), pytest.raises(UserError, match="GB free; choose fewer"):
+    with full_disk(need - 1), pytest.raises(UserError, match="MB free; choose fewer"):
         build(tmp_path / "s")
     with full_disk(need):
         build(tmp_path / "s")
@@ -417,7 +417,7 @@ def test_bad_input_is_refused_in_a_sentence(tmp_path):
         (tmp_path / "bad" / "store.json").write_text(text)
         with pytest.raises(UserError, match=said):
             open_store(tmp_path / "bad")
-    with full_disk(1), pytest.raises(UserError, match="GB free; choose fewer"):
+    with full_disk(1), pytest.raises(UserError, match="MB free; choose fewer"):
         build(tmp_path / "s")
     assert not (tmp_path / "s").exists()
     with pytest.raises(IndexError, match="holds the texts 0 to 47"):

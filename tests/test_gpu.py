@@ -131,6 +131,14 @@ def test_short_kernels_attend_like_the_reference(size, longest, dtype):
     assert all(torch.equal(one, other) for one, other in zip(ours, again, strict=True))
 
 
+@pytest.mark.parametrize("layout", ["auto", "packed"])
+@pytest.mark.parametrize("family", SHAPES)
+def test_full_precision_trains_in_either_layout(family, layout):
+    phase = trained_phase(f"distill + train(epochs=1, lr=1e-3, half=False, layout='{layout}', cache='none')", family)
+    assert phase.packed == (layout == "packed" and phase.encoder.packable)
+    assert phase.teachers["latest"].rounded is None
+
+
 @pytest.mark.parametrize("family", SHAPES)
 def test_a_teacher_in_half_precision_says_nearly_the_same(family):
     phase = trained_phase("align('hidden') + distill + train(epochs=1, lr=1e-6, layout='padded', cache='none')", family)

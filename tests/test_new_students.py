@@ -1,6 +1,7 @@
 """Students of another make: a small vocabulary, an LSTM, bottlenecks, a stride."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -53,6 +54,16 @@ def test_a_small_vocabulary_reads_and_comes_back(tmp_path, family):
     assert is_same_state(loaded, student)
     for one in (loaded.tokenizer, theirs):
         assert one("The lovely films", "unmoving story")["input_ids"] == ids
+
+
+def test_a_vocabulary_that_cannot_write_the_task_is_refused(tmp_path):
+    (tmp_path / "other.txt").write_text("xyz zyx\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"pieces learned from .*other.txt leave .* of the tokens of train .* unknown"):
+        run(f"small_vocabulary(90, text='{tmp_path / 'other.txt'}')", trained(), TASK)
+    (note,) = run("small_vocabulary(120)", trained(), TASK).notes
+    assert re.fullmatch(
+        r"small_vocabulary has [\d,]+ word pieces, and leaves 0.0% of .* train and .* dev unknown", note
+    )
 
 
 def test_new_pieces_begin_as_the_mean_of_the_old_ones():

@@ -1,4 +1,4 @@
-"""Attention within short sequences without a GPU, in triton's interpreter: equal to one sequence at a time."""
+"""Attention within short sequences, in triton's interpreter, where triton is there: equal to one at a time."""
 
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context

@@ -49,6 +49,10 @@ def test_a_teacher_without_names_must_have_its_classes_in_order(teacher, tmp_pat
     plain = named(teacher, ["LABEL_0", "LABEL_1"])
     notes = run(distill.format(saved(plain, tmp_path / "b")), small(seed=1), TASK, judge=False).notes
     assert any("are right for" in note and note.endswith("of 48 training labels") for note in notes)
+    with torch.no_grad():
+        plain.head.out.bias.copy_(torch.tensor([1e3, 0.0]))  # who always says the same
+    notes = run(distill.format(saved(plain, tmp_path / "d")), small(seed=1), TASK, judge=False).notes
+    assert any(note.endswith("no more than always saying the commonest would be") for note in notes)
     wrong = run(distill.format(saved(turned(teacher, ["bad", "good"]), tmp_path / "c")), small(), TASK, judge=False)
     assert any("may mean other classes" in note for note in wrong.notes)
 

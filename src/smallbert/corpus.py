@@ -6,6 +6,7 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ def text_files(text: str, who: str) -> list[Path]:
     path = Path(text).expanduser()
     files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
     found = files if path.is_dir() else [path]
-    if not found or not all(file.is_file() for file in found):
+    if not found:
+        raise UserError(f"{who}: the folder {text!r} has no file in it; give a plain text file, or a folder of them")
+    if not all(file.is_file() for file in found):
         raise UserError(f"{who}: there is no text at {text!r}; give a plain text file, or a folder of them")
     return found
 
@@ -47,9 +50,13 @@ def text_lines(files: list[Path], say: Callable[[int, int], None] | None = None)
 
 
 def check_text(text: str, who: str) -> None:
-    """Refuse a file or folder in which there is nothing to read."""
-    if not any(line.strip() for line in text_lines(text_files(text, who))):
+    """Refuse a file or folder in which there is nothing to read, or whose first lines are no text."""
+    lines = (line for line in text_lines(text_files(text, who)) if line.strip())
+    first = list(islice(lines, CHUNK))
+    if not first:
         raise UserError(f"{who}: there is no text in {text}")
+    if 10 * sum("\ufffd" in line or "\0" in line for line in first) > len(first):
+        raise UserError(f"{who}: {text} is not plain text in UTF-8; convert it first")
 
 
 def lines_of(text: str | None, task: Any, who: str, say: Callable[[int, int], None] | None = None) -> Iterator[str]:

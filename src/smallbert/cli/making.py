@@ -267,9 +267,12 @@ def _show(say: Progress, cards: list[Card], tiny: bool = False) -> None:
 
 def _warn(say: Progress, cards: list[Card]) -> None:
     """Say why runs did not go well, and where they are not the whole story."""
-    for why in dict.fromkeys(f"{card['status']}: {card['recipe']}: {card['why']}" for card in cards if card["why"]):
-        say.line(why)
+    from smallbert.measuring.groups import short_recipes
     from smallbert.measuring.pruned import note_zeros
+
+    named = [(card["preset"] or recipe, card) for card, recipe in zip(cards, short_recipes(cards), strict=True)]
+    for why in dict.fromkeys(f"{card['status']}: {name}: {card['why']}" for name, card in named if card["why"]):
+        say.line(why)
 
     told = (
         (cards[0]["trained"] or {}).get("notes", []) if len(cards) == 1 else [n for c in cards for n in note_zeros(c)]

@@ -113,7 +113,7 @@ def _check_room(plan: Plan, left: list[int], out: Path, line: Callable[[str], No
     )
     if need > free:
         raise NoRoom(
-            f"the store needs {need / 1e9:,.2f} GB more, but {there} has {free / 1e9:,.2f} GB free; choose fewer "
+            f"the store needs {need / 1e6:,.1f} MB more, but {there} has {free / 1e6:,.1f} MB free; choose fewer "
             "layers, tokens='first' or a smaller dtype, or another disk"
         )
 

@@ -25,7 +25,10 @@ FORMAT = 1
 MANIFEST = "store.json"
 LENGTHS = "lengths.safetensors"
 KINDS = {"tokens": ("all", "first", "mean"), "dtype": ("float32", "float16", "int8")}
-REPAIR = "remove it if it is there and build the store again: only what is missing is written"
+REPAIR = (
+    "remove it if it is there, and build the store again, or run again what asked a teacher: only what is missing is "
+    "written"
+)
 KEYS = ("store", "model", "data", "texts", "layers", "tokens", "dtype", "width", "texts_per_shard", "shards")
 
 

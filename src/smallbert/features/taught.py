@@ -137,6 +137,19 @@ def _does_not_pay(phase: Phase, teacher: Teacher, shared: bool) -> str:
     return ""
 
 
+def _check_folder(folder: Path) -> None:
+    """Make the folder that a user named for what teachers say, or say why that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"what teachers say cannot be kept in {folder}: {error.strerror}; write another cache='folder', or "
+            "cache='none' to let them look at every step"
+        ) from None
+
+
 def _keep(
     phase: Phase, name: str, teacher: Teacher, folder: Path, unasked: bool, say: Say
 ) -> tuple[Taught | None, str]:
@@ -152,12 +165,14 @@ def _keep(
     # Unasked, training must go as it does when the teacher looks; a folder that stays is better half as large.
     what = What(fingerprint(encoder), of, hidden, first, "float32" if unasked else "float16")
     cache = Cache(encoder, tokens, what, folder / what.teacher)
+    if not unasked:
+        _check_folder(folder)
     need, (free, there) = cache.bytes_left, free_room(folder)
     if from_main(lambda: unasked and need > free * ROOM):
-        return None, f"keeping it would take {need / 1e9:,.2f} GB, more than half of what is free in {there}"
+        return None, f"keeping it would take {need / 1e6:,.1f} MB, more than half of what is free in {there}"
     if from_main(lambda: need > free):
         raise UserError(
-            f"what the teacher {name!r} says takes {need / 1e9:,.2f} GB more, but {there} has {free / 1e9:,.2f} GB "
+            f"what the teacher {name!r} says takes {need / 1e6:,.1f} MB more, but {there} has {free / 1e6:,.1f} MB "
             "free; write another cache='folder', or cache='none' to let it look at every step"
         )
     view = own if what.tokens == "all" else STUDENT
@@ -165,8 +180,9 @@ def _keep(
     kept = [f"hidden states {', '.join(map(str, hidden))} of all tokens"] if hidden else []
     kept += [f"hidden states {', '.join(map(str, first))} of first tokens"] if first else []
     said = " and ".join([*kept, *(["scores"] if of else [])])
+    looked = "looked once at each text" if need else "had looked at each text before"
     phase.notes.append(
-        f"the teacher {name!r} looked once at each text: {said} were kept"
+        f"the teacher {name!r} {looked}: {said} were kept"
         f"{f' (states in {what.dtype})' if kept else ''} and read at every step"
     )
     others = [] if unasked else [one for one in folder.iterdir() if one.name != what.teacher and one.is_dir()]

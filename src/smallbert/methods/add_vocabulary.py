@@ -36,6 +36,9 @@ class AddVocabulary(SmallVocabulary):
         if WORDS in encoder.heads:
             encoder.heads[WORDS] = WordHead(encoder.backbone).to(encoder.device)
 
+    def attach(self, phase: Any) -> None:
+        """Nothing to say: tasks are read as before."""
+
     def fill(self, encoder: Any, before: Any, plan: dict[str, Any], task: Any, seed: int) -> None:
         """The old rows, and behind them the means; so do the biases of words."""
         need_pieces(plan, self.name)

@@ -1,6 +1,6 @@
 """Zhao et al. 2019: a vocabulary of a few thousand word pieces, trained on the texts at hand, in place of many."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from smallbert.model.vocabulary import (
 )
 from smallbert.model.words import drop_word_head
 
+LOOKED, HIDDEN = 2000, 0.5  # texts looked at for unknown tokens, and the share of those that is too many
 NUMBERED = [f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep", "mask", "unk")]  # in a config
 
 
@@ -85,6 +86,28 @@ class SmallVocabulary(Method):
         source, table = (words(one.backbone).weight for one in (before, encoder))
         with torch.no_grad():
             table.copy_(mean_rows(source, rows))  # type: ignore[operator, arg-type]
+
+    def attach(self, phase: Any) -> None:
+        """Say how many pieces there are and how much of the task they cannot write; refuse what hides most of it."""
+        tokenizer, size = phase.encoder.tokenizer, len(words(phase.encoder.backbone).weight)  # type: ignore[arg-type]
+        if tokenizer is None:
+            return  # an estimate
+        splits = () if phase.task is None else [name for name in ("train", "dev") if name in phase.task.splits]
+        shares = {name: unknown_share(tokenizer, phase.task.split(name).texts[:LOOKED]) for name in splits}
+        told = " and ".join(f"{share:.1%} of the tokens of {name}" for name, share in shares.items())
+        if max(shares.values(), default=0.0) > HIDDEN:
+            raise UserError(
+                f"{self.name}: the {size:,} pieces learned from {self.text or 'the task'} leave {told} unknown; give a "
+                "text that is like the task's, or more of it"
+            )
+        phase.notes.append(f"{self.name} has {size:,} word pieces{f', and leaves {told} unknown' if told else ''}")
+
+
+def unknown_share(tokenizer: Any, texts: Sequence[Any]) -> float:
+    """Which share of the tokens of some texts a tokenizer has no piece for."""
+    read = [text if isinstance(text, str) else " ".join(text) for text in texts]
+    numbers = [number for one in tokenizer(read, add_special_tokens=False)["input_ids"] for number in one]
+    return numbers.count(tokenizer.unk_token_id) / max(len(numbers), 1)
 
 
 def put_table(encoder: Any, size: int, padding: int | None) -> None:

@@ -36,10 +36,13 @@ CHECKPOINT_SECONDS = 120.0
 
 
 def choose_layout(phase: Phase, stream: Stream) -> Layout:
-    """Packed on a GPU where the family's attention allows it, else padded by buckets of like length."""
+    """Packed on a GPU where the family's attention allows it, else padded by buckets of like length.
+
+    Packed attention computes in half precision, so that who wants none gets it only if it is asked for.
+    """
     lengths = np.maximum.reduce([stream.views[view].lengths for view in phase.teachers.views(stream)])
     longest, cuda = int(lengths.max()), phase.device.type == "cuda"
-    wanted = phase.settings.layout == "packed" or (cuda and phase.settings.layout == "auto")
+    wanted = phase.settings.layout == "packed" or (cuda and phase.half and phase.settings.layout == "auto")
     unpackable = [model.family for model in phase.readers() if not model.packable]
     if wanted and not unpackable:
         phase.notes.append("packed batches: no padding, and no dropout on attention probabilities")

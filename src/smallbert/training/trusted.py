@@ -26,6 +26,7 @@ class Trust(NamedTuple):
     right: float
     order: list[int]  # which of the teacher's scores would have to stand for each class
     gain: float  # how much more of each class, in the mean, is right in that order
+    commonest: float  # the share of the commonest label
 
 
 def trust(phase: Phase, name: str) -> Trust | None:
@@ -52,7 +53,9 @@ def trust(phase: Phase, name: str) -> Trust | None:
     counts = np.zeros((classes, classes))
     np.add.at(counts, (np.concatenate(labels), np.concatenate(answers)), 1)
     total = int(counts.sum())
-    return None if total < FEW else Trust(total, float(np.trace(counts) / total), *_best_order(counts))
+    if total < FEW:
+        return None
+    return Trust(total, float(np.trace(counts) / total), *_best_order(counts), float(counts.sum(1).max() / total))
 
 
 def check_trust(phase: Phase, name: str) -> None:
@@ -60,7 +63,10 @@ def check_trust(phase: Phase, name: str) -> None:
     if (found := trust(phase, name)) is None:
         return
     theirs, ours = phase.teacher(name).head.labels, (phase.task.labels if phase.task else ())
-    phase.notes.append(f"answers of {name!r} are right for {found.right:.1%} of {found.labels:,} training labels")
+    guess = "" if found.right > found.commonest else ", no more than always saying the commonest would be"
+    phase.notes.append(
+        f"answers of {name!r} are right for {found.right:.1%} of {found.labels:,} training labels{guess}"
+    )
     if found.gain < MUCH:
         return
     order = ", ".join(theirs[place] for place in found.order)
