@@ -145,7 +145,11 @@ def test_what_was_measured_of_a_model_is_not_said_of_those_made_from_it(tmp_path
     [
         (f"student(2) | distill(teacher='read') + {SHORT}", "distill"),
         (f"student(2) | align('hidden', teacher='read') + {SHORT}", "align"),
-        (f"student(2) | share_projections(teacher='read') + distill(teacher='read') + {SHORT}", "share_projections"),
+        pytest.param(
+            f"student(2) | share_projections(teacher='read') + distill(teacher='read') + {SHORT}",
+            "share_projections",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             f"{RECIPE} | augment(1, 'nearest', model='read', labels='kept') + {SHORT}",
             "augment",

@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from toys import is_same_state, run, small, toy_task
+from toys import is_same_state, pairs, run, small, toy_task
 
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.training import loop
@@ -174,8 +174,7 @@ def test_a_teacher_is_the_same_after_a_resume(tmp_path):
 CHANGES = ("recipe", "earlier", "seed", "task", "encoder", "length", "key", "longer")
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize(("change", "finished"), pairs(CHANGES, [False, True], every=2))
 def test_other_work_is_not_gone_on_with(change, finished, tmp_path):
     def go(what: str, **options):
         long = LONG.replace("4", "5") if what == "longer" else LONG
