@@ -138,7 +138,7 @@ def _does_not_pay(phase: Phase, teacher: Teacher, shared: bool) -> str:
 
 
 def _check_folder(folder: Path) -> None:
-    """Make the folder that a user named for what teachers say, or say why that cannot be."""
+    """Make the folder that a user named for what teachers say and see that it can be written, or say why not."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -165,8 +165,6 @@ def _keep(
     # Unasked, training must go as it does when the teacher looks; a folder that stays is better half as large.
     what = What(fingerprint(encoder), of, hidden, first, "float32" if unasked else "float16")
     cache = Cache(encoder, tokens, what, folder / what.teacher)
-    if not unasked:
-        _check_folder(folder)
     need, (free, there) = cache.bytes_left, free_room(folder)
     if from_main(lambda: unasked and need > free * ROOM):
         return None, f"keeping it would take {need / 1e6:,.1f} MB, more than half of what is free in {there}"
@@ -175,6 +173,8 @@ def _keep(
             f"what the teacher {name!r} says takes {need / 1e6:,.1f} MB more, but {there} has {free / 1e6:,.1f} MB "
             "free; write another cache='folder', or cache='none' to let it look at every step"
         )
+    if need and not unasked:
+        _check_folder(folder)
     view = own if what.tokens == "all" else STUDENT
     found = Taught(name, what, *cache.fill(say), tokens.lengths, view)
     kept = [f"hidden states {', '.join(map(str, hidden))} of all tokens"] if hidden else []
