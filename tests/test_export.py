@@ -98,6 +98,7 @@ def test_rounded_inputs_multiply_integers(tmp_path):
     assert 0 < found["difference"] < 0.05 and found["same"] == 1
 
 
+@slow
 def test_rounded_inputs_know_no_company(tmp_path):
     encoder = run("head | quantize(8, activations=True)", small(layers=2), TASK).encoder
     write_onnx(encoder, tmp_path / "model.onnx")
@@ -109,6 +110,7 @@ def test_rounded_inputs_know_no_company(tmp_path):
         assert np.abs(together[row] - alone[0]).max() < 1e-6
 
 
+@slow
 def test_equal_matrices_keep_their_own_ranges(tmp_path):
     encoder = small(layers=2).copy()
     first, second = encoder.backbone.encoder.layer
@@ -185,6 +187,7 @@ def test_int8(ranges, folder, tmp_path):
     assert ("DequantizeLinear" in every) == (ranges == "fixed")
 
 
+@slow
 def test_what_rounds_by_call_can_be_calibrated(tmp_path):
     save_folder(run("head | quantize(8, activations=True)", small(layers=1), TASK).encoder, tmp_path / "model")
     found = export_int8(tmp_path / "model", tmp_path / "out", calibrate=TASK)
@@ -263,6 +266,7 @@ def test_what_a_check_refuses():
         answers(lambda scores: scores)
 
 
+@slow
 def test_what_was_rounded_by_fixed_ranges_is_the_same_there(tmp_path):
     recipe = "head | quantize(8, activations='static', symmetric=False)"
     save_folder(run(recipe, small(layers=1), TASK).encoder, tmp_path / "model")
