@@ -164,6 +164,7 @@ def main() -> None:
     """Run every row in turn, print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--processes", default="1,8", help="how many at once, separated by commas")
     parser.add_argument("--profile", choices=KINDS, help="show the kernels of one kind, measure nothing else")
     parser.add_argument("--member", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--kind", choices=KINDS, default="six layers", help=argparse.SUPPRESS)
@@ -179,11 +180,12 @@ def main() -> None:
             for name in KINDS:
                 rows.append(time_alone(name))
                 print(rows[-1], flush=True)
-            for count in (1, 8):
+            for count in map(int, chosen.processes.split(",")):
                 rows.append(time_together("six layers", count, environment))
                 print(rows[-1], flush=True)
     if rows and chosen.out:
-        record = {"benchmark": "shared_gpu", "command": "python benchmarks/shared_gpu.py", "rows": rows}
+        command = f"python benchmarks/shared_gpu.py --processes {chosen.processes}"
+        record = {"benchmark": "shared_gpu", "command": command, "rows": rows}
         write_json(chosen.out / "cuda.json", record | {"versions": versions(), "machine": machine()})
 
 

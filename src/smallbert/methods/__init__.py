@@ -155,8 +155,9 @@ class Method(Combines):
 
     def _is_usual(self, field: Field[Any]) -> bool:
         """Whether a setting is as it would be unsaid."""
-        usual = None if _is_required(field) else self._checked(field.name, self._default(field))
-        return not _is_required(field) and _text(getattr(self, field.name)) == _text(usual)
+        if _is_required(field):
+            return False
+        return _text(getattr(self, field.name)) == _text(self._checked(field.name, self._default(field)))
 
     def _checked(self, name: str, value: Any) -> Any:
         own: Any = type(self)
