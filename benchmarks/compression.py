@@ -4,9 +4,9 @@
 
 Prints what per cent of the teacher's score a student keeps, with how many times fewer numbers (zeros are not counted;
 by the first folder that has it), and what it keeps when it learned without the teacher; and draws both into
-compression.png of each folder: dots learned from the teacher, circles did not. A run is compared with the teacher of
-its own seed. Means over seeds, ± the standard deviation and their number where there are several; runs that learned
-nothing count with the score they have, and † says how many those are.
+compression.png of each folder: dots learned from the teacher, circles did not (those far below are out of sight). A
+run is compared with the teacher of its own seed. Means over seeds, ± the standard deviation and their number where
+there are several; runs that learned nothing count with the score they have, and † says how many those are.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from smallbert.report.plot import Box, move_label, place_labels
 
 KEPT = (98, 95)  # per cent of the teacher's score that are asked for at 4 and at 8 times fewer numbers
 CONTROL = ", alone"
+MARKS = {0.81: ("● learned from the teacher", COLOURS["accent"]), 1.0: ("○ the same without it", COLOURS["muted"])}
 
 
 class Kept(NamedTuple):
@@ -102,6 +103,11 @@ def draw(students: Sequence[Student], title: str) -> object:
     axes.set_xticks([], minor=True)
     axes.set_xlim(0.9, 1.5 * students[-1].times)
     axes.set_xlabel("times fewer numbers than the teacher", fontsize=9.5, color=COLOURS["ink"])
+    for place, (said, colour) in MARKS.items():
+        axes.text(place, 1.025, said, color=colour, fontsize=9.5, ha="right", transform=axes.transAxes)
+    low, high = axes.get_ylim()  # a control that learned nothing is far below all others, and left out of sight
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.set_ylim(max(low, min(student.taught.mean for student in students) - 8), high)
     _name(figure, axes, students)
     return figure
 
