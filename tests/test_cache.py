@@ -20,7 +20,7 @@ from toys import is_same_state, phase_of, run, small, toy_task
 from smallbert.batches import Layout
 from smallbert.data import STUDENT
 from smallbert.errors import RunError, UserError
-from smallbert.features import building, cache
+from smallbert.features import building, cache, taught
 from smallbert.features.plan import text_keys
 from smallbert.features.store import read_keys
 from smallbert.features.taught import keep_taught
@@ -69,13 +69,20 @@ def losses(phase, layout, steps=8, world=1):
 
 
 def looked_and_kept(recipe, task, folder, layout="padded", student=None, world=1):
-    """The losses when teachers look at every step, and when they do not look at all; and the phase."""
+    """The losses when teachers look at every step, and when they do not look at all; and the phase.
+
+    What was kept teaches the same whether batches bring it or it lies where the student learns.
+    """
     phase = phase_of(f"{recipe} + {train(folder)}", student or run("head", small(), task).encoder, task)
     phase.encoder.eval()
     live = losses(phase, layout, world=world)
     with keep_taught(phase, None, quiet) as found, patch.object(Encoder, "look", side_effect=AssertionError):
         assert len(found) == len(phase.teachers)
         kept = losses(phase, layout, world=world)
+    roomy = patch.object(taught, "free_memory", return_value=1 << 40)
+    with roomy, keep_taught(phase, None, quiet) as found, patch.object(Encoder, "look", side_effect=AssertionError):
+        assert all(one.settled and not one.reads for one in found)
+        torch.testing.assert_close(losses(phase, layout, world=world), kept, rtol=0, atol=0)
     torch.testing.assert_close(losses(phase, layout, world=world), live, rtol=0, atol=0)  # and it can look again
     return live, kept, phase
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from smallbert.errors import UserError
 from smallbert.features.building import Say, free_room
 from smallbert.features.cache import Cache, What
 from smallbert.features.plan import OF_TEXTS
-from smallbert.features.store import Store
+from smallbert.features.store import Store, row_places
 from smallbert.model.batch import TAUGHT, Batch
 from smallbert.model.encoder import fingerprint
 from smallbert.processes import from_main
@@ -29,6 +29,16 @@ if TYPE_CHECKING:
     from smallbert.training.teachers import Teacher
 
 ROOM = 0.5  # of what is free on the disk, the most that is taken unasked
+SETTLED = 0.125  # of what is free on a GPU, the most that is taken
+PIECE = 2**12  # texts that are brought there at a time
+SETTLING = "bringing what the teacher said"
+
+
+class Kind(NamedTuple):
+    """One of the things that a teacher says: hidden states of these layers, or scores; of tokens or of texts."""
+
+    layers: tuple[int, ...]
+    by_token: bool
 
 
 @dataclass
@@ -42,37 +52,98 @@ class Taught:
     row_of: np.ndarray  # and where in it
     lengths: np.ndarray
     view: str  # in which batch it comes
+    settled: dict[str, Tensor] = field(default_factory=dict, repr=False)  # all of it on a GPU that has room, by kind
+
+    def __post_init__(self) -> None:
+        """Name the kinds of things it has, and find where the tokens of each text begin among those of all."""
+        scores, hidden, first = self.what.scores, self.what.hidden, self.what.first
+        kinds = {"scores": Kind((), scores == "tokens"), "hidden": Kind(hidden, True), "first": Kind(first, False)}
+        self.kinds = {name: kind for name, kind in kinds.items() if kind.layers or (name == "scores" and scores)}
+        self.starts = np.cumsum(self.lengths) - self.lengths
+        self.counts = {True: int(self.lengths.sum()), False: len(self.row_of)}  # of tokens, of texts
 
     @cached_property
     def table(self) -> Tensor:
         """The scores of whole texts: in memory, since they are hardly more than labels."""
-        made = torch.zeros(len(self.row_of), self.stores[0].about["scores"]["classes"])
-        return self._read(np.arange(len(self.row_of)), made)
+        return self._read(np.arange(len(self.row_of)), self._blank(self.kinds["scores"], len(self.row_of)))
 
     @property
     def reads(self) -> bool:
         """Whether every batch is read from disk."""
-        return bool(self.what.layers) or self.what.scores == "tokens"
+        return not self.settled and any(kind.layers or kind.by_token for kind in self.kinds.values())
+
+    @property
+    def bytes(self) -> int:
+        """How much memory all of it takes."""
+        return sum(self._blank(kind, 1).nbytes * self.counts[kind.by_token] for kind in self.kinds.values())
+
+    def settle(self, device: torch.device, say: Say) -> None:
+        """Bring all of it onto a device, so that batches need bring no more than numbers of texts and tokens."""
+        texts = np.arange(len(self.row_of))
+        for name, kind in self.kinds.items():
+            whole = self._blank(kind, self.counts[kind.by_token] + 1, device)  # the last one is for where no text is
+            done = 0
+            for start in range(0, len(texts), PIECE):
+                some = texts[start : start + PIECE]
+                count = int(self.lengths[some].sum()) if kind.by_token else len(some)
+                places = torch.arange(count) if kind.by_token else None
+                whole[..., done : done + count, :] = self._read(some, self._blank(kind, count), places, kind.layers)
+                done += count
+                say(SETTLING, start + len(some), len(texts), "")
+            self.settled[name] = whole
 
     def add_to(self, batch: Batch, index: np.ndarray) -> Batch:
-        """The batch of some texts with what the teacher said of them; zeros where no text is."""
-        made: dict[str, Tensor] = {}
-        places = torch.from_numpy(np.flatnonzero(batch.tokens().numpy())) if self.what.tokens == "all" else None
-        shape, width = tuple(batch.input_ids.shape), self.stores[0].about["width"]
-        kind = getattr(torch, self.what.dtype)
-        if self.what.scores == "texts":
-            made["scores"] = torch.zeros(batch.size, self.table.shape[1])
-            made["scores"][: len(index)] = self.table[torch.from_numpy(index)]
-        elif self.what.scores:
-            found = torch.zeros(batch.input_ids.numel(), self.stores[0].about["scores"]["classes"])
-            made["scores"] = self._read(index, found, places).unflatten(0, shape)
-        if self.what.hidden:
-            found = torch.zeros(len(self.what.hidden), batch.input_ids.numel(), width, dtype=kind)
-            made["hidden"] = self._read(index, found, places, self.what.hidden).unflatten(1, shape)
-        if self.what.first:
-            found = torch.zeros(len(self.what.first), batch.size, width, dtype=kind)
-            made["first"] = self._read(index, found, None, self.what.first)
+        """The batch of some texts with what the teacher said of them, or where that is; zeros where no text is."""
+        by_token = any(kind.by_token for kind in self.kinds.values())
+        places = torch.from_numpy(np.flatnonzero(batch.tokens().numpy())) if by_token else None
+        made = (self._find if self.settled else self._fetch)(batch, index, places)
         return batch.with_tensors({f"{TAUGHT}{self.name} {what}": values for what, values in made.items()})
+
+    def _find(self, batch: Batch, index: np.ndarray, places: Tensor | None) -> dict[str, Tensor]:
+        """The lines of some texts, and of their tokens, among those of all."""
+        texts = torch.full((batch.size,), self.counts[False])
+        texts[: len(index)] = torch.from_numpy(index)
+        if places is None:
+            return {"texts": texts}
+        tokens = torch.full((batch.input_ids.numel(),), self.counts[True])
+        rows = row_places(self.starts[index], self.lengths[index], np.zeros(1, np.int64))[0]
+        tokens[places] = torch.from_numpy(rows)
+        return {"texts": texts, "tokens": tokens}
+
+    def _fetch(self, batch: Batch, index: np.ndarray, places: Tensor | None) -> dict[str, Tensor]:
+        """Everything that was said of some texts, each kind in the shape of the batch."""
+        made = {}
+        for name, kind in self.kinds.items():
+            found = self._blank(kind, batch.input_ids.numel() if kind.by_token else batch.size)
+            if kind.layers or kind.by_token:
+                self._read(index, found, places if kind.by_token else None, kind.layers)
+            else:
+                found[: len(index)] = self.table[torch.from_numpy(index)]
+            made[name] = found.unflatten(-2, batch.input_ids.shape) if kind.by_token else found
+        return made
+
+    def came_with(self, batch: Batch) -> bool:
+        """Whether it was added to a batch: methods may make some of their own."""
+        return f"{self.name} {'texts' if self.settled else next(iter(self.kinds))}" in batch.taught
+
+    def said_of(self, batch: Batch) -> dict[str, Tensor]:
+        """What the teacher said of a batch to which it was added: "scores", "hidden" and "first", those there are."""
+        if not self.settled:
+            return {name: batch.taught[f"{self.name} {name}"] for name in self.kinds}
+        made = {}
+        for name, kind in self.kinds.items():
+            rows = batch.taught[f"{self.name} {'tokens' if kind.by_token else 'texts'}"]
+            found = self.settled[name].index_select(-2, rows)
+            made[name] = found.unflatten(-2, batch.input_ids.shape) if kind.by_token else found
+        return made
+
+    def _blank(self, kind: Kind, count: int, device: torch.device | str = "cpu") -> Tensor:
+        """Zeros for so many tokens or texts: (layers, count, width) of states, (count, classes) of scores."""
+        about = self.stores[0].about
+        if not kind.layers:
+            return torch.zeros(count, about["scores"]["classes"], device=device)
+        dtype = getattr(torch, self.what.dtype)
+        return torch.zeros(len(kind.layers), count, about["width"], dtype=dtype, device=device)
 
     def _read(
         self, index: np.ndarray, out: Tensor, places: Tensor | None = None, layers: tuple[int, ...] = ()
@@ -106,6 +177,8 @@ def keep_taught(phase: Phase, place: Path | None, say: Say, shared: bool = False
             why = why_not(phase, teacher) or ("" if given else _does_not_pay(phase, teacher, shared))
             if not why:
                 teacher.kept, why = _keep(phase, name, teacher, folder, given is None, say)
+            if teacher.kept is not None and teacher.kept.bytes <= SETTLED * free_memory(phase.device):
+                teacher.kept.settle(phase.device, say)
             if why:
                 phase.notes.append(f"the teacher {name!r} looked at every step: {why}")
         try:
@@ -113,6 +186,11 @@ def keep_taught(phase: Phase, place: Path | None, say: Say, shared: bool = False
         finally:
             for teacher in teachers.values():
                 teacher.kept = None
+
+
+def free_memory(device: torch.device) -> int:
+    """How many bytes are free on a GPU; of a machine's own memory none is counted, since data sets outgrow it."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 def why_not(phase: Phase, teacher: Teacher) -> str:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from smallbert.training.phase import Phase
 
 NOT_SPANS = "a teacher with another tokenizer can teach whole texts and words only, not spans"
-KEPT = ("scores", "hidden", "first")  # what of a teacher a batch may bring along
 
 
 @dataclass
@@ -127,8 +126,8 @@ class Teachers(dict[str, Teacher]):
         A batch that brings along what was kept of it needs no look.
         """
         teacher, head = self[name], WORDS if self.phase.head == WORDS else HEAD
-        said = {what: batch.taught[key] for what in KEPT if (key := f"{name} {what}") in batch.taught}
-        if said:
+        if teacher.kept is not None and teacher.kept.came_with(batch):
+            said = teacher.kept.said_of(batch)
             taps: Taps = {r: dict(zip(sorted(p), said[r], strict=True)) for r, p in teacher.wanted.items()}
             return Seen(said.get("scores"), taps)
         firsts = teacher.wanted.get("first", set())
