@@ -16,7 +16,6 @@ import pytest
 from smallbert import __version__, cli
 from smallbert.cli import main
 from smallbert.cli.progress import Progress
-from smallbert.measuring import cost
 from smallbert.measuring.shelf import load_card
 from smallbert.methods import METHODS
 from smallbert.model.folders import load_folder, save_folder
@@ -42,15 +41,6 @@ def data(tmp_path_factory):
         lines = [f"{text},{task.labels[label]}" for text, label in zip(rows.texts, rows.labels, strict=True)]
         (folder / f"{name}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
     return str(folder)
-
-
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch):
-    """Speed is not what these tests are about: it is measured as shortly as can be."""
-    real = cost.measure_latencies
-    monkeypatch.setattr(
-        cost, "measure_latencies", lambda encoders, length=32, *_, **__: real(encoders, length, repeats=2, warm=0)
-    )
 
 
 @pytest.fixture

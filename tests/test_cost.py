@@ -32,6 +32,11 @@ H, F, L, VOCABULARY, POSITIONS = 16, 32, 4, 100, 72  # the shape of tiny encoder
 MATRICES = 4 * H * H + 2 * H * F
 
 
+@pytest.fixture(autouse=True)
+def hasty():
+    """Here speed is what tests are about."""
+
+
 def changed(encoder, *methods, kind="classify"):
     """A copy to which methods were applied, as a recipe would."""
     task = types.SimpleNamespace(kind=kind, labels=("no", "maybe", "yes") if kind in ("classify", "tag") else ())

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import pytest
 import torch
-from toys import is_same_state, run, small, snapshot, toy_task
+from toys import daily, is_same_state, run, small, snapshot, toy_task
 
 from smallbert import make, study
 from smallbert.arms import read_arms
@@ -296,7 +296,7 @@ def test_what_only_weights_can_tell_is_left_open():
 # Many runs.
 
 
-@pytest.mark.parametrize("start", [small, made])
+@pytest.mark.parametrize("start", daily([made, small], every=2))
 def test_many_recipes_are_told_the_same_together_as_alone(start):
     """Also where one is the beginning of another, and where a mark or a teacher is behind what they share."""
     shared = f"{SHORT} | mark('a') | drop_layers(1)"

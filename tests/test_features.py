@@ -180,7 +180,8 @@ with open(sys.argv[1], "a") as claims, building._claimed(claims, building.PAPERS
 """
 
 
-@pytest.mark.parametrize("finished", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow  # starts a process, which takes seconds to import
+@pytest.mark.parametrize("finished", [False, True])
 def test_what_killed_writes_left_is_swept_unless_somebody_writes(finished, tmp_path):
     """Of store.json and the lengths, as of shards: by the next build, when nobody alive is at them."""
     out = tmp_path / "store"

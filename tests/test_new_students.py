@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from toys import accuracy, batch_of, is_same_state, phase_of, run, scores_of, small, toy_task
+from toys import accuracy, batch_of, daily, is_same_state, phase_of, run, scores_of, small, toy_task
 from transformers import AutoTokenizer
 
 from smallbert import make
@@ -263,17 +263,15 @@ def test_a_stride_halves_the_multiplications_of_the_layers():
 
 @pytest.mark.parametrize(
     "student",
-    [
-        "student(1, ffn=20, start='slice') | stride(2) | share_projections + distill + train(epochs=1, batch=8)",
-        *(
-            pytest.param(one, marks=pytest.mark.slow)
-            for one in (
-                "student(1, width=8, start='slice') | small_vocabulary(60)",
-                "lstm(4, embed=8)",
-                "bottleneck(layers=1, width=16, inner=8, heads=2, ffns=2, ffn=16, embed=8)",
-            )
-        ),
-    ],
+    daily(
+        [
+            "student(1, ffn=20, start='slice') | stride(2) | share_projections + distill + train(epochs=1, batch=8)",
+            "student(1, width=8, start='slice') | small_vocabulary(60)",
+            "lstm(4, embed=8)",
+            "bottleneck(layers=1, width=16, inner=8, heads=2, ffns=2, ffn=16, embed=8)",
+        ],
+        every=4,
+    ),
 )
 def test_a_student_is_made_measured_looked_into_and_resumed(student, tmp_path, monkeypatch):
     """The whole way of a user: a card, what the folder holds, and a second run that goes on from what is there."""

@@ -518,15 +518,8 @@ def test_dropping_layers_forgets_their_weights():
         run("pool_layers(layers=[1]) | drop_layers(1, which='last')", small("bert", layers=3), task)
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        *(
-            pytest.param(one, marks=pytest.mark.slow)
-            for one in ("pool_layers('attention')", "pool_layers", "pool_layers(masked=False)")
-        ),
-    ],
-)
+@pytest.mark.slow  # test_export.py has graphs for every day
+@pytest.mark.parametrize("form", ["pool_layers('attention')", "pool_layers", "pool_layers(masked=False)"])
 def test_onnx(form, tmp_path):
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from pruned import CURVED, SIX, TASK, WHOLE, density, everything
 from safetensors.torch import load_file
-from toys import accuracy, check_refused, is_same_state, phase_of, run, small, state_of, toy_task
+from toys import accuracy, check_refused, daily, is_same_state, phase_of, run, small, state_of, toy_task
 
 from smallbert.measuring.cost import count_parameters
 from smallbert.methods import METHODS
@@ -274,9 +274,7 @@ def good():
     return model, task
 
 
-@pytest.mark.parametrize(
-    "method", [one if not n % 2 else pytest.param(one, marks=pytest.mark.slow) for n, one in enumerate(MILD)]
-)
+@pytest.mark.parametrize("method", daily(MILD, every=2))
 def test_pruned_models_still_tell_texts_apart(good, method):
     model, task = good
     outcome = run(f"{method} + train(epochs=2, batch=8, lr=0.0003)", model, task)

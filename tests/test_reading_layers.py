@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from conftest import EACH
-from toys import batch_of, pairs, run, small, toy_task
+from toys import batch_of, daily, pairs, run, small, toy_task
 
 from smallbert.errors import UserError
 from smallbert.model.folders import load_folder, save_folder
@@ -171,13 +171,7 @@ def test_frozen_parts_stay_as_they_are(which, moved):
 
 @pytest.mark.parametrize(
     "recipe",
-    [
-        "connect_layers | gate_layers",
-        *(
-            pytest.param(one, marks=pytest.mark.slow)
-            for one in ("mix_layers(norm='layer')", "mix_layers", "gate_layers", "connect_layers")
-        ),
-    ],
+    daily(["mix_layers", "connect_layers | gate_layers", "mix_layers(norm='layer')", "gate_layers"], every=4),
 )
 def test_what_reads_layers_can_be_saved_loaded_and_exported(recipe, tmp_path):
     pytest.importorskip("onnxscript")

@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from toys import is_same_state, pairs, run, small, toy_task
+from toys import daily, is_same_state, pairs, run, small, toy_task
 
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.training import loop
@@ -100,23 +100,26 @@ def test_kill_minus_nine_in_the_middle(tmp_path):
 
 @pytest.mark.parametrize(
     "recipe",
-    [
-        LONG,
-        f"magnitude(0.3) + {LONG}",
-        f"{SHORT} | mix_layers | movement(0.3, scope='global') + distill + {LONG}",
-        f"magnitude(0.3) + {SHORT} | drop_layers(1) | {LONG} | quantize",
-        f"{SHORT} | align('attention', schedule='progressive') + align(transform='linear_each') + distill + {LONG}",
-        f"quantize | {LONG}",
-        f"magnitude(0.5) + quantize_aware + {LONG}",
-        f"movement(0.3, init='magnitude', fresh=True, begin=0.4, train_weights=False) + {LONG}",
-        f"soft_movement(pull=0.1, lr=0.5, begin=0.0) + {LONG}",
-        f"l0(pull=0.1, lr=0.5) + {LONG}",
-        f"smooth_movement(0.3, window=2) + {LONG}",
-        f"{SHORT} | second_order(0.3, events=4, gradients=4, block=8, examples=2, damp=1e-4) + distill + {LONG}",
-        f"rpp(pull=1.0, steps=3) + {LONG}",
-        f"delete_information(0.3) + {LONG}",
-        f"prune(0.3, by='random') | {LONG}",
-    ],
+    daily(
+        [
+            LONG,
+            f"magnitude(0.3) + {LONG}",
+            f"{SHORT} | mix_layers | movement(0.3, scope='global') + distill + {LONG}",
+            f"magnitude(0.3) + {SHORT} | drop_layers(1) | {LONG} | quantize",
+            f"{SHORT} | align('attention', schedule='progressive') + align(transform='linear_each') + distill + {LONG}",
+            f"quantize | {LONG}",
+            f"magnitude(0.5) + quantize_aware + {LONG}",
+            f"movement(0.3, init='magnitude', fresh=True, begin=0.4, train_weights=False) + {LONG}",
+            f"soft_movement(pull=0.1, lr=0.5, begin=0.0) + {LONG}",
+            f"l0(pull=0.1, lr=0.5) + {LONG}",
+            f"smooth_movement(0.3, window=2) + {LONG}",
+            f"{SHORT} | second_order(0.3, events=4, gradients=4, block=8, examples=2, damp=1e-4) + distill + {LONG}",
+            f"rpp(pull=1.0, steps=3) + {LONG}",
+            f"delete_information(0.3) + {LONG}",
+            f"prune(0.3, by='random') | {LONG}",
+        ],
+        every=2,
+    ),
 )
 def test_resumed_is_equal_to_the_bit(recipe, tmp_path):
     with killed_at(7):

@@ -53,7 +53,13 @@ def own_methods():
 
 @pytest.mark.parametrize(
     ("kind", "epochs", "enough"),
-    [("classify", 6, 90), ("pair", 12, 85), ("regress", 8, 90), ("tag", 4, 95), ("answer", 8, 85)],
+    [
+        ("classify", 6, 90),
+        pytest.param("pair", 12, 85, marks=pytest.mark.slow),
+        ("regress", 8, 90),
+        ("tag", 4, 95),
+        ("answer", 8, 85),
+    ],
 )
 def test_a_learnable_task_is_learned(kind, epochs, enough):
     task = toy_task(kind, 192)

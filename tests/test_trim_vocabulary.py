@@ -10,7 +10,7 @@ import torch
 import transformers
 from test_resume import counted, killed_at
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from toys import check_refused, is_same_state, phase_of, run, scores_of, small, stream_of, toy_task
+from toys import check_refused, is_same_state, pairs, phase_of, run, scores_of, small, stream_of, toy_task
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from smallbert.data import STUDENT
@@ -23,6 +23,7 @@ from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.trimming import all_of, count_pieces, must_stay, trimmed
 from smallbert.model.words import WORDS
 from smallbert.run import run_recipe
+from smallbert.tiny import SHAPES
 
 SHORT = "train(epochs=1, batch=8, lr=0.001)"
 TASK = toy_task("pair", 16)
@@ -107,7 +108,8 @@ def made_of(tokenizer, texts, least=1):
     return trimmed(tokenizer, sorted(chosen, key=tokenizer.get_vocab().__getitem__), "trim_vocabulary")
 
 
-MAKES = pytest.mark.parametrize("make", [word_pieces, byte_pairs, letter_pairs, likely_pieces])
+CUTTERS = [word_pieces, byte_pairs, letter_pairs, likely_pieces]
+MAKES = pytest.mark.parametrize("make", CUTTERS)
 
 
 # Which pieces stay
@@ -293,7 +295,7 @@ def fitted(family, make):
     return run("head", encoder, TASK, seed=3).encoder
 
 
-@MAKES
+@pytest.mark.parametrize(("make", "family"), pairs(CUTTERS, SHAPES, every=3))
 def test_scores_are_the_same_to_the_last_bit(make, family, tmp_path):
     given = fitted(family, make)
     made = run("trim_vocabulary", given, TASK).encoder

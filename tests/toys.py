@@ -171,6 +171,11 @@ def pairs(rows, columns, every: int, also=lambda row, column: False):
     ]
 
 
+def daily(cases, every: int):
+    """A list, for pytest: every so-manieth case, from the first on, is quick, the others slow."""
+    return [pytest.param(one, marks=() if n % every == 0 else pytest.mark.slow) for n, one in enumerate(cases)]
+
+
 def held() -> float:
     """Megabytes that this process holds for itself: pages of mapped files are not among them."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))

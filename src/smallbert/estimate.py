@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterable, Iterator
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
@@ -237,13 +236,13 @@ def becomes_teacher(methods: tuple[Method, ...], marks: Collection[str]) -> bool
 
 def without_weights(encoder: Encoder) -> Encoder:
     """A copy that has shapes only, made without copying a weight; its plain matrices know whether they were whole."""
-    memo: dict[int, Any] = {id(encoder.tokenizer): encoder.tokenizer}
+    shapes: dict[int, Any] = {}
     for tensor in (*encoder.parameters(), *encoder.buffers(), *encoder.spare.values()):
         shape = torch.empty_like(tensor, device="meta")
-        memo[id(tensor)] = (
+        shapes[id(tensor)] = (
             nn.Parameter(shape, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shape.detach()
         )
-    empty = copy.deepcopy(encoder, memo)
+    empty = encoder.copy(shapes)
     for name, module in linears(encoder.backbone):
         if type(module) is nn.Linear and not module.weight.is_meta:
             whole = int(module.weight.count_nonzero()) > WHOLE * module.weight.numel()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections import deque
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from smallbert.methods import Method
 
 HEAD = "task"
+TABLES = {dict, OrderedDict, set}
 PLAIN = "plain"  # a second head, that the encoder learned by while a pooler learned beside it
 
 
@@ -218,9 +219,15 @@ class Encoder(nn.Module):
             for fact in entry.get("released", []):
                 self.release(fact)
 
-    def copy(self) -> Encoder:
-        """A second encoder with the same weights that shares nothing but the tokenizer."""
-        return copy.deepcopy(self, {id(self.tokenizer): self.tokenizer})
+    def copy(self, instead: Mapping[int, Any] | None = None) -> Encoder:
+        """A second encoder with the same weights that shares nothing but the tokenizer.
+
+        `instead` has what takes the place of some objects, by their ids.
+        """
+        # A module has a dozen tables, for hooks and the like, most of them empty: made by hand, they cost half as much.
+        tables = (table for module in self.modules() for table in vars(module).values() if type(table) in TABLES)
+        known: dict[int, Any] = {id(table): type(table)() for table in tables if not table}
+        return copy.deepcopy(self, {**known, id(self.tokenizer): self.tokenizer, **(instead or {})})
 
 
 def _last(states: Iterable[Tensor]) -> Tensor:
