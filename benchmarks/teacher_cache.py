@@ -28,7 +28,8 @@ import numpy as np
 import torch
 
 from smallbert.batches import Layout, make_batch
-from smallbert.features.taught import Taught, keep_taught
+from smallbert.features.asking import keep_taught
+from smallbert.features.taught import Taught
 from smallbert.files import write_json
 from smallbert.make import start_from, task_from
 from smallbert.measuring.card import machine, versions

@@ -52,5 +52,5 @@ def hasty(monkeypatch):
 
     real = cost.measure_latencies
     monkeypatch.setattr(
-        cost, "measure_latencies", lambda encoders, length=32, *_, **__: real(encoders, length, repeats=2, warm=0)
+        cost, "measure_latencies", lambda *given, **named: real(*given, **{**named, "repeats": 2, "warm": 0})
     )

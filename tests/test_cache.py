@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections import namedtuple
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,13 +18,13 @@ from test_features import ENVIRONMENT
 from test_resume import counted, killed_at, no_pickle
 from toys import is_same_state, phase_of, run, small, toy_task
 
-from smallbert.batches import Layout
+from smallbert.batches import Layout, make_batch
 from smallbert.data import STUDENT
 from smallbert.errors import RunError, UserError
-from smallbert.features import building, cache, taught
+from smallbert.features import asking, building, cache, taught
+from smallbert.features.asking import keep_taught
 from smallbert.features.plan import text_keys
 from smallbert.features.store import read_keys
-from smallbert.features.taught import keep_taught
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import save_folder
 from smallbert.recipe import Recipe
@@ -68,6 +69,14 @@ def losses(phase, layout, steps=8, world=1):
     return torch.stack([sum(phase.loss(plan.batches(step)).detach() for plan in plans) for step in range(steps)])
 
 
+@contextmanager
+def resident(phase, room=1 << 40, shard=500):
+    """What is kept as it would lie on a GPU with so much room, brought there in small pieces."""
+    with patch.object(asking, "room_on", return_value=room), patch.object(taught, "SHARD_BYTES", shard):
+        with keep_taught(phase, None, quiet) as found:
+            yield found
+
+
 def looked_and_kept(recipe, task, folder, layout="padded", student=None, world=1):
     """The losses when teachers look at every step, and when they do not look at all; and the phase.
 
@@ -77,11 +86,10 @@ def looked_and_kept(recipe, task, folder, layout="padded", student=None, world=1
     phase.encoder.eval()
     live = losses(phase, layout, world=world)
     with keep_taught(phase, None, quiet) as found, patch.object(Encoder, "look", side_effect=AssertionError):
-        assert len(found) == len(phase.teachers)
+        assert len(found) == len(phase.teachers) and not any(one.resident for one in found)
         kept = losses(phase, layout, world=world)
-    roomy = patch.object(taught, "free_memory", return_value=1 << 40)
-    with roomy, keep_taught(phase, None, quiet) as found, patch.object(Encoder, "look", side_effect=AssertionError):
-        assert all(one.settled and not one.reads for one in found)
+    with resident(phase) as found, patch.object(Encoder, "look", side_effect=AssertionError):
+        assert all(one.resident and not one.reads for one in found)
         torch.testing.assert_close(losses(phase, layout, world=world), kept, rtol=0, atol=0)
     torch.testing.assert_close(losses(phase, layout, world=world), live, rtol=0, atol=0)  # and it can look again
     return live, kept, phase
@@ -96,6 +104,48 @@ def no_asking():
 
 
 # The same loss.
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["pair", "tag"])
+def test_what_lies_on_a_gpu_is_what_batches_would_bring(teachers, kind, layout, tmp_path):
+    """Number by number, zeros where no text is, however small the pieces in which it is brought."""
+    name, task = teachers[kind], toy_task(kind, 24)
+    terms = f"align(transform='linear', teacher={name!r}) + align('first', transform='linear', teacher={name!r})"
+    recipe = f"{terms} + distill(teacher={name!r}) + {train(tmp_path)}"
+    phase = phase_of(recipe, run("head", small(), task).encoder, task)
+    index = np.array([5, 0, 17, 5])
+    bare = make_batch(phase.stream, index, LAYOUTS[layout], slots=6)
+    with keep_taught(phase, None, quiet) as (found,):
+        brought = found.said_of(found.add_to(bare, index))
+    assert set(brought) == {"scores", "hidden", "first"} and (kind == "tag" or not brought["scores"][4:].any())
+    for shard in (1, 500, 1 << 26):
+        with resident(phase, shard=shard) as (found,):
+            assert found.bytes == sum(one.nbytes for one in found.resident.values())
+            picked = found.said_of(found.add_to(bare, index))
+        torch.testing.assert_close(picked, brought, rtol=0, atol=0)
+
+
+def test_a_gpu_without_room_or_with_less_than_was_thought_reads_from_disk(teachers, tmp_path):
+    recipe = f"align('first', transform='linear', teacher={teachers['pair']!r}) + {train(tmp_path)}"
+    phase = phase_of(recipe, run("head", small(), TASK).encoder, TASK)
+    with resident(phase) as (found,):
+        size = found.bytes
+    with resident(phase, room=size - 1) as (found,):
+        assert not found.resident and found.reads
+    with resident(phase, room=size) as (found,):
+        assert found.resident
+
+    def full(kept, *_):
+        kept.resident["first"] = torch.zeros(1)
+        raise torch.OutOfMemoryError
+
+    with patch.object(taught.Taught, "bring_to", full), resident(phase) as (found,):
+        assert not found.resident and found.reads
+    assert [note.rsplit(" and ", 1)[1] for note in phase.notes if " were kept" in note] == [
+        "brought to the GPU as a whole", "read at every step", "brought to the GPU as a whole", "read at every step",
+    ]  # fmt: skip
+
 
 TERMS = {
     "scores": ("distill(teacher={0!r})", 1e-6),
@@ -460,7 +510,7 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 from toys import held, phase_of, run, small, toy_task
 from test_cache import losses, quiet, train
 from smallbert.features import cache
-from smallbert.features.taught import keep_taught
+from smallbert.features.asking import keep_taught
 
 task, cache.SHARD_TEXTS = toy_task("classify", 6000), 256
 student = run("head", small(hidden_size=64), task).encoder

@@ -200,7 +200,7 @@ def test_recorded_steps_equal_plain_steps(method):
 
 @pytest.mark.parametrize("share", [0.0, 0.125])
 def test_recorded_steps_read_what_a_teacher_said(share, monkeypatch, tmp_path):
-    monkeypatch.setattr("smallbert.features.taught.SETTLED", share)  # none of the GPU: every batch brings it along
+    monkeypatch.setattr("smallbert.features.asking.RESIDENT", share)  # none of the GPU: every batch brings it along
     settings = f"train(epochs=2, lr=1e-3, graphs={{}}, cache={str(tmp_path)!r})"
     terms = "align('first', transform='linear') + align(transform='linear') + distill + "
     recorded, plain = (run(terms + settings.format(graphs)) for graphs in (True, False))

@@ -171,7 +171,10 @@ def test_frozen_parts_stay_as_they_are(which, moved):
 
 @pytest.mark.parametrize(
     "recipe",
-    daily(["mix_layers", "connect_layers | gate_layers", "mix_layers(norm='layer')", "gate_layers"], every=4),
+    daily(
+        ["mix_layers", "connect_layers | gate_layers", "mix_layers(norm='layer')", "gate_layers", "connect_layers"],
+        every=5,
+    ),
 )
 def test_what_reads_layers_can_be_saved_loaded_and_exported(recipe, tmp_path):
     pytest.importorskip("onnxscript")

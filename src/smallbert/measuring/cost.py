@@ -137,7 +137,7 @@ def measure_latency(
 
     It is run as often as `seconds` allow, 20 times at least; or `repeats` times, if given.
     """
-    found = measure_latencies({"": encoder}, length, batch, threads, seconds, repeats, warm)[""]
+    found = measure_latencies({"": encoder}, length, batch, threads, seconds, repeats=repeats, warm=warm)[""]
     del found["ratio"]
     return found
 

@@ -17,9 +17,10 @@ from smallbert.batches import Layout, cut_into_batches, make_batch
 from smallbert.data import STUDENT, Stream
 from smallbert.errors import UserError
 from smallbert.features.ahead import reading_ahead
+from smallbert.features.asking import keep_taught
 from smallbert.features.frozen import Frozen, keep_states
 from smallbert.features.store import Store
-from smallbert.features.taught import Taught, keep_taught
+from smallbert.features.taught import Taught
 from smallbert.model.anatomy import anatomy
 from smallbert.model.batch import Batch
 from smallbert.processes import processes

@@ -1,0 +1,146 @@
+"""Asking teachers about all texts beforehand: whether that pays, where it is kept, whether a GPU has room for it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from smallbert.data import STUDENT
+from smallbert.errors import UserError
+from smallbert.features.building import Say, free_room
+from smallbert.features.cache import Cache, What
+from smallbert.features.plan import OF_TEXTS
+from smallbert.features.taught import Taught
+from smallbert.model.encoder import fingerprint
+from smallbert.processes import from_main
+from smallbert.training.memory import free_memory
+
+if TYPE_CHECKING:
+    from smallbert.training.phase import Phase
+    from smallbert.training.teachers import Teacher
+
+ROOM = 0.5  # of what is free on the disk, the most that is taken unasked
+RESIDENT = 0.125  # of what is free on a GPU, the most that is taken
+
+
+@contextmanager
+def keep_taught(phase: Phase, place: Path | None, say: Say, shared: bool = False) -> Iterator[list[Taught]]:
+    """Ask every teacher of a phase about all texts beforehand, where that pays; the rest look at every step.
+
+    It is kept in the folder that the user named, or in `place`; without either in one that is gone when the phase ends.
+    """
+    asked, teachers = phase.settings.cache, phase.teachers
+    given = None if asked in ("auto", "none") else Path(asked).expanduser()
+    with tempfile.TemporaryDirectory(prefix="smallbert-") as aside:
+        folder = given or place or Path(aside)
+        try:
+            for name, teacher in teachers.items():
+                if asked == "none" or not (teacher.scores or teacher.wanted):
+                    continue
+                why = why_not(phase, teacher) or ("" if given else _does_not_pay(phase, teacher, shared))
+                if not why:
+                    teacher.kept, why = _keep(phase, name, teacher, folder, given is None, say)
+                if why:
+                    phase.notes.append(f"the teacher {name!r} looked at every step: {why}")
+            yield [teacher.kept for teacher in teachers.values() if teacher.kept is not None]
+        finally:
+            for teacher in teachers.values():
+                teacher.kept = None
+
+
+def room_on(device: torch.device) -> float:
+    """How many bytes of what teachers say may lie on a device: none on a CPU, whose memory data sets outgrow."""
+    return RESIDENT * free_memory(device) if device.type == "cuda" else 0.0
+
+
+def _bring(kept: Taught, device: torch.device, say: Say) -> bool:
+    """Bring what a teacher said to a GPU that has room; one that turns out to have none lets batches bring it."""
+    if kept.bytes > room_on(device):
+        return False
+    try:
+        kept.bring_to(device, say)
+    except torch.OutOfMemoryError:  # others on the same GPU have counted on the same room
+        kept.resident.clear()
+    return bool(kept.resident)
+
+
+def why_not(phase: Phase, teacher: Teacher) -> str:
+    """Why a teacher must look at every step; nothing where it need not."""
+    shown = ", ".join(sorted(set(teacher.wanted) - {"hidden", "first"}))
+    heads = [*phase.encoder.heads.values(), *teacher.encoder.heads.values()]
+    reasons = {
+        "what it reads is drawn anew": phase.stream is None or phase.stream.draw is not None,
+        f"it shows more than is kept ({shown})": bool(shown),
+        "a head reads padding": any(getattr(head, "padded_to", 0) for head in heads),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _does_not_pay(phase: Phase, teacher: Teacher, shared: bool) -> str:
+    if not shared and phase.planned_steps <= phase.steps_an_epoch:
+        return "each text is read once"
+    if phase.device.type == "cuda" and "hidden" in teacher.wanted:
+        return (
+            "a GPU computes hidden states of all tokens sooner than they are written and read "
+            "(cache='folder' keeps them anyway)"
+        )
+    return ""
+
+
+def _check_folder(folder: Path) -> None:
+    """Make the folder that a user named for what teachers say and see that it can be written, or say why not."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"what teachers say cannot be kept in {folder}: {error.strerror}; write another cache='folder', or "
+            "cache='none' to let them look at every step"
+        ) from None
+
+
+def _keep(
+    phase: Phase, name: str, teacher: Teacher, folder: Path, unasked: bool, say: Say
+) -> tuple[Taught | None, str]:
+    """What a teacher says of all texts, or why there is no room for it."""
+    from smallbert.training.teachers import view_of
+
+    assert phase.stream is not None
+    stream, encoder = phase.stream, teacher.encoder
+    own = view_of(name) if view_of(name) in stream.views else STUDENT
+    tokens = stream.views[own]
+    of = ("texts" if encoder.head.kind in OF_TEXTS else "tokens") if teacher.scores else ""
+    hidden, first = (tuple(sorted(teacher.wanted.get(role, ()))) for role in ("hidden", "first"))
+    # Unasked, training must go as it does when the teacher looks; a folder that stays is better half as large.
+    what = What(fingerprint(encoder), of, hidden, first, "float32" if unasked else "float16")
+    cache = Cache(encoder, tokens, what, folder / what.teacher)
+    need, (free, there) = cache.bytes_left, free_room(folder)
+    if from_main(lambda: unasked and need > free * ROOM):
+        return None, f"keeping it would take {need / 1e6:,.1f} MB, more than half of what is free in {there}"
+    if from_main(lambda: need > free):
+        raise UserError(
+            f"what the teacher {name!r} says takes {need / 1e6:,.1f} MB more, but {there} has {free / 1e6:,.1f} MB "
+            "free; write another cache='folder', or cache='none' to let it look at every step"
+        )
+    if need and not unasked:
+        _check_folder(folder)
+    view = own if what.tokens == "all" else STUDENT
+    found = Taught(name, what, *cache.fill(say), tokens.lengths, view)
+    kept = [f"hidden states {', '.join(map(str, hidden))} of all tokens"] if hidden else []
+    kept += [f"hidden states {', '.join(map(str, first))} of first tokens"] if first else []
+    said = " and ".join([*kept, *(["scores"] if of else [])])
+    looked = "looked once at each text" if need else "had looked at each text before"
+    read = "brought to the GPU as a whole" if _bring(found, phase.device, say) else "read at every step"
+    phase.notes.append(
+        f"the teacher {name!r} {looked}: {said} were kept{f' (states in {what.dtype})' if kept else ''} and {read}"
+    )
+    others = [] if unasked else [one for one in folder.iterdir() if one.name != what.teacher and one.is_dir()]
+    if others:
+        phase.notes.append(f"{folder} also holds what {len(others)} other teachers said, which was left alone")
+    return found, ""
