@@ -4,9 +4,9 @@
 
 Prints what per cent of the teacher's score a student keeps, with how many times fewer numbers (zeros are not counted;
 by the first folder that has it), and what it keeps when it learned without the teacher; and draws both into
-compression.png of each folder: dots learned from the teacher, circles did not (those far below are out of sight). A
-run is compared with the teacher of its own seed. Means over seeds, ± the standard deviation and their number where
-there are several; runs that learned nothing count with the score they have, and † says how many those are.
+compression.png of each folder: dots learned from the teacher, circles did not (▾ those far below). A run is compared
+with the teacher of its own seed. Means over seeds, ± the standard deviation and their number where there are several;
+runs that learned nothing count with the score they have, and † says how many those are.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from smallbert.measuring.shelf import load_cards
 from smallbert.report.figure import COLOURS, font_name, new_figure, strip_frame, to_png
 from smallbert.report.plot import Box, move_label, place_labels
 
-KEPT = (98, 95)  # per cent of the teacher's score that are asked for at 4 and at 8 times fewer numbers
+KEPT = {98: "98 %, asked for at 4x", 95: "95 %, at 8x"}  # of the teacher's score
 CONTROL = ", alone"
-MARKS = {0.81: ("● learned from the teacher", COLOURS["accent"]), 1.0: ("○ the same without it", COLOURS["muted"])}
+MARKS = [("● learned from the teacher", "accent", 0.81), ("○ the same without it", "muted", 1.0)]  # and where they end
 
 
 class Kept(NamedTuple):
@@ -82,8 +82,14 @@ def read_students(folder: Path) -> list[Student]:
     return sorted(found, key=lambda student: student.times)
 
 
-def draw(students: Sequence[Student], title: str) -> object:
-    """Share of the teacher's score against times fewer numbers, a name at each dot."""
+def guessed(folder: Path) -> float:
+    """What per cent of its teacher's score one gets who always gives one answer."""
+    cards = [card for card in load_cards(folder) if card["preset"] == "teacher"]
+    return mean(100 * card["chance"] / card["scores"][card["headline"]]["value"] for card in cards)
+
+
+def draw(students: Sequence[Student], title: str, guess: float) -> object:
+    """Share of the teacher's score against times fewer numbers, a name at each dot, and a line for a `guess`."""
     figure = new_figure((9.2, 5.6))
     axes = figure.add_axes((0.06, 0.1, 0.92, 0.82))
     axes.set_xscale("log")
@@ -96,20 +102,35 @@ def draw(students: Sequence[Student], title: str) -> object:
             look = {"markerfacecolor": COLOURS["paper"], "markersize": 5, "zorder": 3}
             axes.plot(student.times, alone, "o", color=COLOURS["muted"], **look)
         axes.plot(student.times, taught, "o", color=COLOURS["accent"], markersize=6, zorder=4)
-    for share in KEPT:
-        axes.axhline(share, color=COLOURS["muted"], linewidth=0.8, linestyle=(0, (3, 3)), zorder=1)
     ticks = [times for times in (1, 1.5, 2, 3, 4, 6, 8, 12, 20, 40, 60, 100, 200) if times <= 1.3 * students[-1].times]
     axes.set_xticks(ticks, [f"{times:g}x" for times in ticks])
     axes.set_xticks([], minor=True)
     axes.set_xlim(0.9, 1.5 * students[-1].times)
     axes.set_xlabel("times fewer numbers than the teacher", fontsize=9.5, color=COLOURS["ink"])
-    for place, (said, colour) in MARKS.items():
-        axes.text(place, 1.025, said, color=colour, fontsize=9.5, ha="right", transform=axes.transAxes)
-    low, high = axes.get_ylim()  # a control that learned nothing is far below all others, and left out of sight
+    for said, colour, place in MARKS:
+        axes.text(place, 1.025, said, color=COLOURS[colour], fontsize=9.5, ha="right", transform=axes.transAxes)
     axes.yaxis.get_major_locator().set_params(integer=True)
-    axes.set_ylim(max(low, min(student.taught.mean for student in students) - 8), high)
+    _cut_below(axes, students)
+    lines = {share: (said, 1.0, "right") for share, said in KEPT.items()}
+    if guess > axes.get_ylim()[0]:
+        lines[guess] = (f"{guess:.1f} %, always one answer", 0.0, "left")
+    for share, (said, place, side) in lines.items():
+        axes.axhline(share, color=COLOURS["muted"], linewidth=0.8, linestyle=(0, (3, 3)), zorder=1)
+        look = {"color": COLOURS["muted"], "fontsize": 8.5, "ha": side, "va": "bottom"}
+        axes.text(place, share, said, transform=axes.get_yaxis_transform(), **look)
     _name(figure, axes, students)
     return figure
+
+
+def _cut_below(axes: object, students: Sequence[Student]) -> None:
+    """Leave controls that are far below all students out of sight, with a sign of how far down they are."""
+    low, high = axes.get_ylim()  # type: ignore[attr-defined]
+    floor = max(low, min(student.taught.mean for student in students) - 8)
+    axes.set_ylim(floor, high)  # type: ignore[attr-defined]
+    look = {"color": COLOURS["muted"], "fontsize": 8.5, "ha": "left", "va": "bottom"}
+    for student in students:
+        if student.alone.shares and student.alone.mean < floor:
+            axes.text(student.times, floor, f" ▾ {student.alone.mean:.0f}", **look)  # type: ignore[attr-defined]
 
 
 def _name(figure: object, axes: object, students: Sequence[Student]) -> None:
@@ -149,7 +170,9 @@ def main() -> None:
     for folder in folders:
         path = folder / "compression.png"
         drawn = [student for student in read_students(folder) if student.taught.shares]
-        to_png(draw(drawn, f"% of the teacher's score, {folder.parent.name}, {folder.name}"), path)  # type: ignore[arg-type]
+        most = max(len(student.taught.shares) for student in drawn)
+        title = f"% of the teacher's score, {folder.parent.name}, {folder.name}, {most} seed{'s' * (most > 1)}"
+        to_png(draw(drawn, title, guessed(folder)), path)  # type: ignore[arg-type]
         print(f"drawn in {path}")
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from smallbert.methods import Method
 
 HEAD = "task"
-TABLES = {dict, OrderedDict, set}
+TABLES = {dict, OrderedDict, set}  # what a module keeps parameters, buffers, parts and hooks in
 PLAIN = "plain"  # a second head, that the encoder learned by while a pooler learned beside it
 
 
@@ -224,7 +224,7 @@ class Encoder(nn.Module):
 
         `instead` has what takes the place of some objects, by their ids.
         """
-        # A module has a dozen tables, for hooks and the like, most of them empty: made by hand, they cost half as much.
+        # A module has a dozen tables, for hooks and the like, most of them empty: of a small encoder, half the time.
         tables = (table for module in self.modules() for table in vars(module).values() if type(table) in TABLES)
         known: dict[int, Any] = {id(table): type(table)() for table in tables if not table}
         return copy.deepcopy(self, {**known, id(self.tokenizer): self.tokenizer, **(instead or {})})
