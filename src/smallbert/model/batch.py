@@ -38,9 +38,7 @@ class Batch:
     texts: Tensor | None = None  # how many sequences the whole batch has, over all processes
     hidden: Tensor | None = None  # (states, *input_ids.shape, width) where a frozen backbone has read it before
     numbers: tuple[int, ...] | None = None  # which hidden states those are, where not all were kept
-    taught: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  # what teachers said of it, or where that is: "latest scores", …
+    taught: Mapping[str, Tensor] = field(default_factory=dict)  # what teachers said of it, or where: "latest scores", …
 
     @property
     def packed(self) -> bool:
