@@ -4,9 +4,10 @@
 
 Prints what per cent of the teacher's score a student keeps, with how many times fewer numbers (zeros are not counted;
 by the first folder that has it), and what it keeps when it learned without the teacher; and draws both into
-compression.png of each folder: dots learned from the teacher, circles did not (▾ those far below). A run is compared
-with the teacher of its own seed. Means over seeds, ± the standard deviation and their number where there are several;
-runs that learned nothing count with the score they have, and † says how many those are.
+compression.png of each folder: dots learned from the teacher, with a line of one standard deviation up and down where
+there are several seeds; circles did not (▾ those far below). A run is compared with the teacher of its own seed. Means
+over seeds, ± the standard deviation and their number where there are several; runs that learned nothing count with the
+score they have, and † says how many those are.
 """
 
 from __future__ import annotations
@@ -101,6 +102,9 @@ def draw(students: Sequence[Student], title: str, guess: float) -> object:
             axes.plot([student.times] * 2, [taught, alone], color=COLOURS["rule"], zorder=1)
             look = {"markerfacecolor": COLOURS["paper"], "markersize": 5, "zorder": 3}
             axes.plot(student.times, alone, "o", color=COLOURS["muted"], **look)
+        if len(student.taught.shares) > 1:
+            spread = stdev(student.taught.shares)
+            axes.plot([student.times] * 2, [taught - spread, taught + spread], color=COLOURS["accent"], linewidth=1.1)
         axes.plot(student.times, taught, "o", color=COLOURS["accent"], markersize=6, zorder=4)
     ticks = [times for times in (1, 1.5, 2, 3, 4, 6, 8, 12, 20, 40, 60, 100, 200) if times <= 1.3 * students[-1].times]
     axes.set_xticks(ticks, [f"{times:g}x" for times in ticks])
