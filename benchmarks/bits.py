@@ -14,8 +14,10 @@ import argparse
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import NamedTuple
+
+from cells import to_cell
 
 from smallbert.measuring.shelf import load_cards
 
@@ -31,14 +33,11 @@ class Arm(NamedTuple):
     lost: int
 
     def __str__(self) -> str:
-        several = len(self.costs) > 1
-        runs = ", ".join([str(len(self.costs))] * several + [f"{self.lost} †"] * bool(self.lost))
-        spread = f" ± {stdev(self.costs):.1f}" if several else ""
-        return f"{mean(self.costs):+.1f}{spread}" + (f" ({runs})" if runs else "")
+        return to_cell(self.costs, self.lost, "+.1f")
 
 
 def read_arms(folder: Path) -> tuple[float, dict[str, Arm]]:
-    """The float32 model's mean score, and all arms in the order of the study."""
+    """The float32 model's mean score, and what each arm costs."""
     scores: dict[str, dict[int, float]] = defaultdict(dict)
     sizes: dict[str, list[int]] = defaultdict(list)
     lost: dict[str, int] = defaultdict(int)
@@ -67,7 +66,9 @@ def to_table(folders: Sequence[Path]) -> list[str]:
     ]
     lines.append(f"| {DENSE} | {sizes[DENSE].megabytes:.1f} | 1.0x | {' | '.join(whole)} |")
     for name in sorted(sizes.keys() - {DENSE}, key=lambda name: -sizes[name].megabytes):
-        cells = [str(arms[name]) if name in arms else "" for _, arms in found.values()]
+        cells = [
+            to_cell(arms[name].costs, arms[name].lost, "+.1f") if name in arms else "" for _, arms in found.values()
+        ]
         lines.append(f"| {name} | {sizes[name].megabytes:.1f} | {sizes[name].times:.1f}x | {' | '.join(cells)} |")
     return lines
 

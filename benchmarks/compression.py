@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
+from cells import to_cell
+
 from smallbert.measuring.shelf import load_cards
 from smallbert.report.figure import COLOURS, font_name, new_figure, strip_frame, to_png
 from smallbert.report.plot import Box, move_label, place_labels
@@ -40,12 +42,7 @@ class Kept(NamedTuple):
         return mean(self.shares)
 
     def __str__(self) -> str:
-        if not self.shares:
-            return ""
-        several = len(self.shares) > 1
-        runs = ", ".join([str(len(self.shares))] * several + [f"{self.lost} †"] * bool(self.lost))
-        spread = f" ± {stdev(self.shares):.1f}" if several else ""
-        return f"{self.mean:.1f}{spread}" + (f" ({runs})" if runs else "")
+        return to_cell(self.shares, self.lost)
 
 
 class Student(NamedTuple):

@@ -14,7 +14,7 @@ from torch import nn
 from smallbert.model.anatomy import layers
 from smallbert.model.encoder import Encoder
 
-COMPILE_PAYS = 15_000  # steps, of BERT-base on a fast GPU: 25 s against 1 to 2 ms a step; of small students twice that
+COMPILE_PAYS = 15_000  # steps, of BERT-base on a fast GPU: 25 s against 1 to 2 ms a step; of small students thrice that
 
 
 def pays_to_compile(asked: bool | None, total: int) -> bool:
