@@ -178,17 +178,17 @@ def folder(tmp_path_factory):
     return place
 
 
-@pytest.mark.parametrize("ranges", ["by call", pytest.param("fixed", marks=slow)])
+@pytest.mark.parametrize("ranges", ["by token", pytest.param("fixed", marks=slow)])
 def test_int8(ranges, folder, tmp_path):
     found = export_int8(folder, tmp_path / "out", TASK, calibrate=TASK if ranges == "fixed" else None)
     assert found["precision"] == "int8" and found["same"] > 0.8 and found["sway"] <= 0.5
     every = kinds(onnx.load(tmp_path / "out" / "model.onnx"))
-    assert ("MatMulInteger" in every) == ("ReduceMin" in every) == (ranges == "by call")
+    assert ("MatMulInteger" in every) == ("ReduceMin" in every) == (ranges == "by token")
     assert ("DequantizeLinear" in every) == (ranges == "fixed")
 
 
 @slow
-def test_what_rounds_by_call_can_be_calibrated(tmp_path):
+def test_what_rounds_by_token_can_be_calibrated(tmp_path):
     save_folder(run("head | quantize(8, activations=True)", small(layers=1), TASK).encoder, tmp_path / "model")
     found = export_int8(tmp_path / "model", tmp_path / "out", calibrate=TASK)
     every = kinds(onnx.load(tmp_path / "out" / "model.onnx"))

@@ -94,7 +94,7 @@ def make_int8(encoder: Encoder, calibrate: Task | None = None) -> Encoder:
 
 
 def fix_ranges(encoder: Encoder, batches: list[Batch]) -> Encoder:
-    """A copy whose layers round their inputs by ranges found on some texts, where they did so by call."""
+    """A copy whose layers round their inputs by ranges found on some texts, where each token had its own."""
     from smallbert.methods.quantize import set_ranges
     from smallbert.training.calibrate import input_bounds, whole_range
 
@@ -115,10 +115,8 @@ def fix_ranges(encoder: Encoder, batches: list[Batch]) -> Encoder:
 
 def _is_int8(encoder: Encoder) -> bool:
     """Whether its layers multiply whole numbers as they are."""
-    from smallbert.onnxfile.store import as_integers
-
     found = [part for part in stored_parts(encoder).values() if isinstance(part, StoredLinear)]
-    return bool(found) and all(part.activations and as_integers(part) for part in found)
+    return bool(found) and all(part.activations and part.is_whole for part in found)
 
 
 def _export(
@@ -168,7 +166,7 @@ def write_onnx(encoder: Encoder, path: Path) -> list[str]:
     import onnx
 
     from smallbert.onnxfile.narrow import avoid_slow_fusions, narrow
-    from smallbert.onnxfile.store import as_integers, keep_few_bits, tell_apart
+    from smallbert.onnxfile.store import keep_few_bits, tell_apart
     from smallbert.onnxfile.trace import trace
 
     notes = []
@@ -177,10 +175,10 @@ def write_onnx(encoder: Encoder, path: Path) -> list[str]:
     encoder = with_plain_linears(encoder.copy())
     # A pooler that waits for a head is in no graph.
     parts = {name: part for name, part in stored_parts(encoder).items() if name.split(".")[0] != "pooler"}
-    by_call = [part for part in parts.values() if getattr(part, "activations", False) is True]
-    if not all(as_integers(part) for part in by_call):
+    by_token = [part for part in parts.values() if getattr(part, "activations", False) is True]
+    if not all(part.is_whole for part in by_token):
         notes.append("Inputs of layers are not rounded: no operator takes groups of weights or weights off centre.")
-    elif by_call:
+    elif by_token:
         notes.append("Inputs are rounded token by token; ranges fixed with --calibrate TASK run about a tenth faster.")
     plain = with_real_weights(encoder.copy())
     known = tell_apart(plain, parts)

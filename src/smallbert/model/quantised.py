@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +12,12 @@ from torch.nn import functional
 from smallbert.model.anatomy import replace_module
 from smallbert.model.kept import Keeping
 from smallbert.model.packing import pack, packed_size, unpack
-from smallbert.model.rounding import Grid, round_inputs, spread, straight, to_steps
+from smallbert.model.products import Factor, are_exact, code_range, code_tokens, multiply
+from smallbert.model.rounding import Grid, spread, straight, to_steps
 
 if TYPE_CHECKING:
     from smallbert.model.encoder import Encoder
 
-SEVEN_BITS = 127  # steps of inputs that are rounded call by call, as the CPU kernels take them
-# torch's own int8 products for CPUs; without them the same rounding is done in floating point, at its speed.
-WHOLE_KERNELS = hasattr(torch.ops.quantized, "linear_dynamic") and hasattr(torch, "_make_per_channel_quantized_tensor")
 Activations = bool | Literal["static"]
 
 
@@ -33,11 +30,20 @@ class Stored(Keeping):
         """The whole matrix as real numbers."""
         raise NotImplementedError
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether each row is whole numbers times one scale, so that it can be multiplied as such."""
+        return False
+
+    def whole(self) -> tuple[Tensor, Tensor]:
+        """Those whole numbers, in 8 bits, and the scale of each row."""
+        raise NotImplementedError
+
 
 class StoredLinear(Stored):
-    """A linear layer; with `activations` its inputs are rounded to 8 bits too, by each call's range or by a fixed one.
+    """A linear layer; with `activations` its inputs are rounded to 8 bits too, token by token or by a fixed range.
 
-    With ranges by call, a CPU multiplies whole numbers, which is faster.
+    A CPU then multiplies whole numbers, which is faster.
     """
 
     input_range: Tensor
@@ -59,19 +65,23 @@ class StoredLinear(Stored):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Multiply."""
-        if self.activations == "static":
-            inputs = round_inputs(inputs, *self.input_range)
-        elif self.activations:
-            quick = WHOLE_KERNELS and not self.training and not inputs.is_cuda and not torch.compiler.is_exporting()
-            if quick and (kernel := self._keep("kernel", torch.int8, self._kernel)) is not None:
-                return torch.ops.quantized.linear_dynamic(inputs.float(), kernel, True)
-            inputs = round_call(inputs)
+        if self.activations:
+            with torch.no_grad():
+                fixed = self.activations == "static"
+                coded = code_range(inputs.float(), *self.input_range) if fixed else code_tokens(inputs.float())
+            if self._multiplies_whole(inputs):
+                return multiply(coded, self._keep("whole", torch.int8, self._factor), self.bias)
+            inputs = straight(inputs, coded.real().to(inputs.dtype))
         weight = self._keep("real", inputs.dtype, lambda: self.real().to(inputs.dtype))
         return functional.linear(inputs, weight, self.bias)
 
-    def _kernel(self) -> Any:
-        """What torch's int8 products take; None where they know no such grid."""
-        return None
+    def _factor(self) -> Factor:
+        weight, scale = self.whole()
+        return Factor(weight, scale, weight.sum(1, dtype=torch.int32))
+
+    def _multiplies_whole(self, inputs: Tensor) -> bool:
+        """Whether products are of whole numbers here: not in training, and where the machine has exact ones."""
+        return not (self.training or inputs.is_cuda or torch.compiler.is_exporting()) and self.is_whole and are_exact()
 
 
 class StoredEmbedding(Stored):
@@ -138,6 +148,15 @@ class Whole(Stored):
         """The steps, each by its scale."""
         return self.steps() * spread(self.scale, self.shape, self.grid)
 
+    @property
+    def is_whole(self) -> bool:
+        """Unless groups of a row have scales of their own, or zero is not in the middle."""
+        return self.grid.symmetric and self.grid.scope != "group"
+
+    def whole(self) -> tuple[Tensor, Tensor]:
+        """The steps, and the scales of their rows."""
+        return self.steps().to(torch.int8), self.scale.expand(self.shape[0])
+
 
 class WholeLinear(Whole, StoredLinear):
     """A linear layer of whole numbers on a grid."""
@@ -146,16 +165,6 @@ class WholeLinear(Whole, StoredLinear):
         """An empty layer of the same shape."""
         super().__init__(old, activations)
         self._make_room(grid)
-
-    def _kernel(self) -> Any:
-        if self.grid.scope == "group" or not self.grid.symmetric:
-            return None
-        scale = self.scale.double().expand(self.out_features).contiguous()
-        zeros = torch.zeros(self.out_features, dtype=torch.long)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch means to drop these tensors one day; WHOLE_KERNELS watches for it
-            whole = torch._make_per_channel_quantized_tensor(self.steps().to(torch.int8), scale, zeros, 0)
-        return torch.ops.quantized.linear_prepack(whole, None if self.bias is None else self.bias.detach())
 
 
 class WholeEmbedding(Whole, StoredEmbedding):
@@ -228,19 +237,6 @@ def stored_bytes(shape: tuple[int, ...], grid: Grid) -> int:
 
 def _bytes(shape: tuple[int, int], bits: int) -> int:
     return shape[0] * packed_size(shape[1], bits)
-
-
-def round_call(inputs: Tensor) -> Tensor:
-    """What rounding the inputs of one call to 7 bits, zero among them, does to them, as the kernels do it.
-
-    The gradient passes straight through.
-    """
-    with torch.no_grad():
-        low, high = inputs.amin().clamp(max=0), inputs.amax().clamp(min=0)
-        step = ((high - low) / SEVEN_BITS).clamp(min=1e-12)
-        zero = (-low / step).round()
-        made = (((inputs / step).round() + zero).clamp(0, SEVEN_BITS) - zero) * step
-    return straight(inputs, made)
 
 
 def roundable(encoder: Encoder) -> list[str]:

@@ -136,18 +136,6 @@ def rounded(weight: Tensor, grid: Grid, scales: Scales | None = None) -> Tensor:
     return to_steps(to_codes(weight, scale, zero, grid), zero, grid, weight.dtype) * scale
 
 
-def round_inputs(inputs: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """What 256 steps between two bounds, zero among them, leave of a layer's inputs; gradients pass straight through.
-
-    Beyond the bounds there is nothing: what lies there is moved to them.
-    """
-    with torch.no_grad():
-        step, zero = input_steps(low, high)
-        kept = ((inputs / step).round() + zero).clamp(0, 255)
-        made = ((kept - zero) * step).to(inputs.dtype)
-    return straight(inputs, made)
-
-
 def input_steps(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """The size of a step between two bounds, and which of the 256 is zero: (code - zero) * step."""
     step = (high.clamp(min=0) - low.clamp(max=0)).clamp(min=LEAST) / 255

@@ -1,7 +1,7 @@
 """Weights that are stored in few bits stay so in an ONNX file, and layers that round their inputs multiply integers.
 
 weights only      codes, Cast, Mul by scales: onnxruntime makes the real weights of them once, when the file is loaded
-inputs by call    each token by its own largest number, MatMulInteger: whole numbers all the way
+inputs by token   each by its own largest number, MatMulInteger: whole numbers all the way
 inputs by range   QuantizeLinear, DequantizeLinear before MatMul (QDQ), which onnxruntime runs as whole numbers
 tables            rows are looked up as codes, and made real then
 """
@@ -18,12 +18,12 @@ from torch import nn
 from smallbert.errors import RunError
 from smallbert.model.encoder import Encoder
 from smallbert.model.packing import unpack
+from smallbert.model.products import MIDDLE, TOP
 from smallbert.model.quantised import Book, Stored, StoredLinear, Whole, stored_parts
 from smallbert.model.rounding import LEAST, input_steps
 from smallbert.onnxfile.graph import attribute, set_nodes
 
 FEW = 4  # bits that ONNX has a type for, besides 8
-MIDDLE = 128  # the code of zero where inputs are rounded by call
 HALF_BYTES = 21  # the first operator set with that type; what else a graph here uses is the same in it
 
 
@@ -56,11 +56,6 @@ def keep_few_bits(model: ModelProto, known: dict[str, Stored]) -> int:
     return len(graph.found)
 
 
-def as_integers(part: Stored) -> bool:
-    """Whether a layer that rounds its inputs can be multiplied in whole numbers: one scale a row, or one in all."""
-    return isinstance(part, Whole) and part.grid.symmetric and part.grid.scope != "group"
-
-
 def arithmetic(encoder: Encoder) -> str:
     """What a file multiplies, and what it stores.
 
@@ -70,14 +65,14 @@ def arithmetic(encoder: Encoder) -> str:
     if not parts:
         return "float32"
     layers = [part for part in parts if isinstance(part, StoredLinear)]
-    whole = [part for part in layers if part.activations and as_integers(part)]
+    whole = [part for part in layers if part.activations and part.is_whole]
     plain = [name for name, part in encoder.named_modules() if type(part) is nn.Linear and not name.endswith(".out")]
     bits = sorted({part.grid.bits if isinstance(part, Whole) else getattr(part, "bits", 32) for part in parts})
     if bits == [8] and layers and len(whole) == len(layers) and not plain:
         return "int8"
     kinds = [name for name, some in (("int8", whole), ("float32", len(whole) < len(layers) or plain)) if some]
     weights = f"{bits[0]}-bit" if len(bits) == 1 else f"{bits[0]}- to {bits[-1]}-bit"
-    inputs = any(part.activations == "static" and not as_integers(part) for part in layers)
+    inputs = any(part.activations == "static" and not part.is_whole for part in layers)
     products = " and ".join(kinds or ["float32"])
     return f"{products} products of {weights} weights{' and 8-bit inputs' if inputs else ''}"
 
@@ -121,7 +116,7 @@ class _Writer:
 
     def _multiply(self, inputs: str, part: Stored, out: str) -> None:
         activations = getattr(part, "activations", False)
-        if not activations or not as_integers(part):
+        if not activations or not part.is_whole:
             self.add("MatMul", [self._rounded(inputs, part), self._turned(part)], out=out)
         elif activations == "static":
             codes, scale = self._whole(part)
@@ -137,9 +132,8 @@ class _Writer:
 
     def _whole(self, part: Any) -> tuple[str, str]:
         """Codes of a matrix, turned as products take them, and a scale for each column."""
-        steps = part.steps().numpy().astype(np.int8).T
-        scale = np.broadcast_to(part.scale.numpy(), (part.shape[0],)).copy()
-        return self.constant(part, "codes", np.ascontiguousarray(steps)), self.constant(part, "scale", scale)
+        codes, scale = (each.numpy() for each in part.whole())
+        return self.constant(part, "codes", np.ascontiguousarray(codes.T)), self.constant(part, "scale", scale.copy())
 
     def _whole_inputs(self, name: str) -> tuple[str, str, str]:
         """Codes of inputs, a step for each token, and the code of zero.
@@ -149,7 +143,7 @@ class _Writer:
         """
         middle = self._number("middle", np.array(MIDDLE, np.uint8))
         if (name, "whole") not in self.made:
-            most = self._number("most", np.array(MIDDLE - 1, np.float32))
+            most = self._number("most", np.array(TOP, np.float32))
             last = self._number("last axis", np.array([-1]))
             high = self.add("ReduceMax", [name, last], out=f"{name}.high", keepdims=1)
             low = self.add("ReduceMin", [name, last], out=f"{name}.low", keepdims=1)
@@ -221,7 +215,7 @@ class _Writer:
 
     def _look_up(self, node: NodeProto, part: Any) -> None:
         ids, out = node.input[1], node.output[0]
-        if not (as_integers(part) and part.grid.scope == "row"):
+        if not (part.is_whole and part.grid.scope == "row"):
             self.add("Gather", [self._real(part), ids], out=out)
             return
         codes = self.constant(part, "codes", _few(part.steps().numpy(), part.grid.bits))

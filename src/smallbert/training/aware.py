@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from smallbert.model.quantised import round_call
-from smallbert.model.rounding import LEAST, Grid, Scales, fit, in_groups, round_inputs, rounded, spread, straight
+from smallbert.model.products import round_range, round_tokens
+from smallbert.model.rounding import LEAST, Grid, Scales, fit, in_groups, rounded, spread, straight
 from smallbert.training.calibrate import is_by_token
 from smallbert.training.phase import Weights
 
@@ -97,16 +97,16 @@ def round_weights_seen(phase: Phase, ranges: Ranges, grids: dict[str, Grid], rul
 
 
 def round_inputs_seen(phase: Phase, ranges: Ranges, layers: list[str], static: bool) -> list[Any]:
-    """Let these layers see their inputs rounded, by running ranges or call by call; gives what takes that back."""
+    """Let these layers see their inputs rounded, by running ranges or token by token; gives what takes that back."""
 
     def hook(number: int) -> Callable[..., Any]:
         @torch.compiler.disable
         def watch(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             if not static:
-                return (round_call(inputs[0]), *inputs[1:])
+                return (round_tokens(inputs[0]), *inputs[1:])
             if module.training and phase.batch is not None:
                 ranges.add(number, inputs[0], phase.batch.tokens(), phase.world)
-            return (round_inputs(inputs[0], *ranges.bounds[number]), *inputs[1:])
+            return (round_range(inputs[0], *ranges.bounds[number]), *inputs[1:])
 
         return watch
 
