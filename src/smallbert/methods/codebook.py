@@ -4,6 +4,9 @@ A weight is an outlier if it lies further than `outliers` standard deviations fr
 says a log-density below -4, which depends on the unit: at BERT's usual deviation of 0.04 it is 3.55 deviations. The
 others are sorted into 2^bits bins of equal count; then each goes to the nearest centroid and each centroid to the mean
 of its bin, as long as the sum of distances falls (L1, where k-means would look at squares and go on for longer).
+
+With feedback, which the paper does not have, weights go to centroids column by column, and later ones make up for the
+errors of earlier ones (GPTQ); outliers, which are stored in full, make up for all they can.
 """
 
 from typing import Any, Literal
@@ -14,10 +17,12 @@ from torch import Tensor, nn
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.methods.quantize import some_roundable
+from smallbert.methods.quantize import TEXTS, some_roundable
 from smallbert.model.anatomy import replace_module
+from smallbert.model.feedback import Coding, round_with_feedback
 from smallbert.model.quantised import BookEmbedding, BookLinear
 from smallbert.progress import tell
+from smallbert.training.calibrate import draw_texts, input_products
 
 Few = Literal[8, 6, 5, 4, 3, 2]
 MOST = 100  # rounds, of which about seven are needed
@@ -30,11 +35,15 @@ class Codebook(Method):
     bits: Few = 3
     embeddings: Few | None = None  # None: as many bits as the layers
     outliers: float = 3.55  # standard deviations beyond which a weight stays as it is
+    feedback: bool = False
+    texts: int = TEXTS  # of train, that feedback is found on
 
     def check(self) -> None:
-        """A distance."""
+        """A distance and a number of texts."""
         if self.outliers <= 0:
             raise UserError(f"{self.name}: outliers is a number of standard deviations above 0, not {self.outliers}")
+        if self.texts < 1:
+            raise UserError(f"{self.name}: texts is how many texts are looked at, 1 or more, not {self.texts}")
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """What is stored so, and how many outliers each has."""
@@ -52,16 +61,28 @@ class Codebook(Method):
             replace_module(encoder, name, new.to(encoder.device))
 
     def fill(self, encoder: Any, before: Any, plan: dict[str, Any], task: Any, seed: int) -> None:
-        """Find the centroids of each matrix."""
+        """Find the centroids of each matrix, and which of them each weight is."""
+        layers = [name for name in plan["outliers"] if isinstance(encoder.get_submodule(name), BookLinear)]
+        batches = draw_texts(before, task, self.texts, seed, self.name) if self.feedback else []
+        products = input_products(before, layers, batches) if self.feedback else {}
         for number, name in enumerate(plan["outliers"]):
             weight, module = before.get_submodule(name).weight.detach(), encoder.get_submodule(name)
             apart = find_outliers(weight, self.outliers)
             table = find_centroids(weight[~apart], module.bits)
             if (weight == 0).float().mean() > PRUNED:
                 table[table.abs().argmin()] = 0.0
+            codes, made = nearest(weight, table), weight
+            if name in products:
+                codes, made = round_with_feedback(weight, products[name], code_by(table, apart))
             places = apart.flatten().nonzero()[:, 0]
-            module.write(nearest(weight, table), table, places, weight.flatten()[places])
+            module.write(codes, table, places, made.flatten()[places])
             tell("codebook", number + 1, len(plan["outliers"]))
+
+
+def code_by(table: Tensor, apart: Tensor) -> Coding:
+    """Codes of the nearest centroids, but for the numbers that stand apart."""
+    wide = table.double()
+    return Coding(lambda values, _: nearest(values, wide), lambda codes, _: wide[codes.long()], apart)
 
 
 def find_outliers(weight: Tensor, deviations: float) -> Tensor:
@@ -107,4 +128,5 @@ def _distances(ordered: np.ndarray, sums: np.ndarray, edges: np.ndarray, centroi
 
 def nearest(weight: Tensor, table: Tensor) -> Tensor:
     """The number of the nearest centroid of each weight; the table is in rising order."""
-    return torch.bucketize(weight, (table[1:] + table[:-1]) / 2, out_int32=True).to(torch.uint8)
+    edges = (table[1:] + table[:-1]) / 2
+    return torch.bucketize(weight.contiguous(), edges, out_int32=True).to(torch.uint8)

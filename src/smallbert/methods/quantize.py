@@ -1,7 +1,7 @@
 """Weights in few bits, embeddings included, without training; int8 arithmetic on CPU if asked for.
 
 quantize(8)                                     a quarter of the bytes
-quantize(8, activations=True)                   inputs rounded call by call: int8 products on a CPU
+quantize(8, activations=True)                   inputs rounded token by token: int8 products on a CPU
 quantize(8, activations="static", smooth=0.5)   by ranges found on training texts, outliers moved into weights
 quantize(3, scope="group", search=True, feedback=True)      GPTQ: later columns make up for the rounding of earlier ones
 """
@@ -14,7 +14,7 @@ from torch import nn
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.anatomy import replace_module
-from smallbert.model.feedback import round_with_feedback
+from smallbert.model.feedback import code_on, round_with_feedback
 from smallbert.model.quantised import Activations, WholeEmbedding, WholeLinear, roundable
 from smallbert.model.rounding import Grid, Scope, encode, fit
 from smallbert.model.smoothing import smooth, smoothable
@@ -31,7 +31,7 @@ class Quantize(Method):
     stage: ClassVar[int] = 50
 
     bits: Bits = 8
-    activations: Activations = False  # round inputs to 8 bits too: True call by call, "static" by ranges of train
+    activations: Activations = False  # round inputs to 8 bits too: True token by token, "static" by ranges of train
     scope: Scope = "row"  # what shares a scale
     group: int = 64
     symmetric: bool = True
@@ -93,7 +93,7 @@ class Quantize(Method):
             module, weight = encoder.get_submodule(name), before.get_submodule(name).weight.detach()
             scales = fit(weight, module.grid, self.search)
             if name in products:
-                codes = round_with_feedback(weight, products[name], scales, module.grid)
+                codes, _ = round_with_feedback(weight, products[name], code_on(module.grid, scales, weight.shape))
             else:
                 codes = encode(weight, scales, module.grid)
             module.write(codes, *scales)
