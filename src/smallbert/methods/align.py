@@ -170,10 +170,11 @@ class Align(Method):
                     strict=True,
                 )
                 each = [self._compare(one, other) for one, other in sides]
-                found.append(step.mean_of_texts(torch.stack(each).sum(0), shares).reshape(-1))
+                found.append(step.mean_of_texts(_sum(each), shares).reshape(-1))
+        every = torch.cat(found) if len(found) > 1 else found[0]
         if self.schedule in STAIRS:
-            return dict(zip(_terms(name, pairs), torch.cat(found).unbind(), strict=True))
-        return {name: torch.cat(found).mean()}
+            return dict(zip(_terms(name, pairs), every.unbind(), strict=True))
+        return {name: every.mean()}
 
     def _together(self, pairs: Pairs) -> list[Pairs]:
         """Vectors of all layers are compared at once, in one set of kernels, the rest in turns."""
@@ -277,6 +278,11 @@ NEEDS = {"masked": "a phase that masks words", "first_piece": "a task that label
 def _terms(name: str, pairs: Pairs) -> list[str]:
     """A name for the term of each pair of layers: "align layer 1 to 2", …"""
     return [f"{name} layer {mine} to {theirs}" for mine, theirs in pairs]
+
+
+def _sum(each: list[Tensor]) -> Tensor:
+    """Of one there is nothing to add, which spares kernels of a step that is made of small ones."""
+    return torch.stack(each).sum(0) if len(each) > 1 else each[0]
 
 
 def _relation(vectors: Tensor, batch: Batch, heads: int) -> Side:

@@ -184,7 +184,13 @@ def _cells(batch: Batch, reach: int) -> Tensor:
 
 def _softened(measure: Callable[[Side, Side], Tensor]) -> Callable[[Tensor, Tensor, float], Tensor]:
     """T^2 times a distance of scores that are divided by T."""
-    return lambda student, teacher, heat: measure(Side(student / heat), Side(teacher / heat)) * heat**2
+
+    def far(student: Tensor, teacher: Tensor, heat: float) -> Tensor:
+        if heat == 1:
+            return measure(Side(student), Side(teacher))
+        return measure(Side(student / heat), Side(teacher / heat)) * heat**2
+
+    return far
 
 
 METRICS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {

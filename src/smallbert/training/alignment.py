@@ -134,7 +134,7 @@ def _sum(each: Tensor, ours: Side, theirs: Side) -> Tensor:
 
 
 ON_VALUES: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
-    "mse": lambda ours, theirs, cells: _mean((ours - theirs).square(), cells),
+    "mse": lambda ours, theirs, cells: _mean(functional.mse_loss(ours, theirs, reduction="none"), cells),
     "l1": lambda ours, theirs, cells: _mean((ours - theirs).abs(), cells),
     "cosine": _cosine,
 }

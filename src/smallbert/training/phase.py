@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -229,10 +230,9 @@ class Phase:
         if step.batch.labels is not None and not self._is_off("task"):
             each = losses(self.encoder.heads[self.head], step.scores, step.batch)
             terms["task"] = step.mean(each, step.batch.labelled)
-        total = [self._weight(name) * value for name, value in terms.items()]
-        if not total:
+        if not terms:
             raise UserError("this phase has nothing to learn from: no labels and no method with a loss")
-        return torch.stack([term.float() for term in total]).sum()
+        return self._weigh({name: value.float() for name, value in terms.items()})
 
     def fold(self) -> None:
         """Write the weights as seen into the weights as stored; the transforms are done with."""
@@ -280,12 +280,19 @@ class Phase:
             for owner, key, parameter in places:
                 owner[key] = parameter
 
-    def _weight(self, name: str) -> Tensor | float:
-        """The product of what every method says about a term."""
-        weight: Tensor | float = 1.0
-        for dial in self._terms.get(name, []):
-            weight = weight * self.dials[dial]
-        return weight
+    def _weigh(self, terms: dict[str, Tensor]) -> Tensor:
+        """The sum of all terms, each times what every method says about it, in as few kernels as can be."""
+        weights = {name: self._weight(name) for name in terms}
+        parts = [value for name, value in terms.items() if weights[name] is None]
+        if weighed := {name: weight for name, weight in weights.items() if weight is not None}:
+            values = torch.stack([terms[name] for name in weighed])
+            parts.append((values * torch.stack(list(weighed.values())).float()).sum())
+        return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
+
+    def _weight(self, name: str) -> Tensor | None:
+        """The product of what every method says about a term; None where none says anything."""
+        dials = [self.dials[dial] for dial in self._terms.get(name, [])]
+        return reduce(torch.mul, dials) if dials else None
 
     def _is_off(self, name: str) -> bool:
         said = [self.schedules[dial] for dial in self._terms.get(name, [])]

@@ -57,7 +57,7 @@ class Step:
         count = self.batch.texts
         if count is None:
             count = each.new_tensor(float(self.batch.size)) if self.batch.present is None else self.batch.present.sum()
-        return (each.float() * shares).flatten(-shares.dim()).sum(-1) / count
+        return each.float().flatten(-shares.dim()) @ (shares / count).flatten()
 
     def penalty(self, value: Tensor) -> Tensor:
         """A term that depends on no example, counted once however many processes there are."""
