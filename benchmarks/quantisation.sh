@@ -3,8 +3,8 @@
 #   bash benchmarks/quantisation.sh WHAT e5-small DATA runs/e5-small [JOBS [OPTIONS OF STUDY, such as --report-only --pack]]
 #
 # WHAT is sst2, mrpc, qqp or squad; DATA holds glue/ and squad/. The model may be all-MiniLM-L6-v2 as well. All arms of a
-# seed begin with one fine-tuned model, which is trained once; where that takes minutes there is one seed. A study goes
-# on where it was when it is run again.
+# seed begin with one fine-tuned model, which is trained once; where that takes minutes there is one seed and there are
+# fewer arms. A study goes on where it was when it is run again.
 set -e
 source "$(dirname "$0")/arguments.sh"
 case $what in
@@ -26,16 +26,22 @@ arm "8 bits, inputs too" "quantize(8, activations=True)"
 arm "8 bits, inputs by fixed ranges" "quantize(8, activations='static')"
 arm "8 bits, inputs by fixed ranges, smoothed" "quantize(8, activations='static', smooth=0.5)"
 arm "8 bits, trained" "quantize_aware(8) + train(epochs=1, lr=2e-5, $again)"
+arm "float32, trained on" "train(epochs=1, lr=2e-5, $again)"
 for bits in 4 3 2; do
   arm "$bits bits" "quantize($bits, $(grouped 4))"
   arm "$bits bits, feedback" "quantize($bits, $(grouped 4), feedback=True)"
 done
-arm "4 bits, trained" "quantize_aware(4, activations=False, scope='group', embeddings=4) + $taught"
-arm "2 bits, trained" "quantize_aware(2, activations=False, scope='group', embeddings=4) + $taught"
 arm "3 bits on average" "mixed_bits(3.0, embeddings=4)"
-arm "centroids, 4 bits" "codebook(4)"
-arm "centroids, 3 bits" "codebook(3)"
+arm "3 bits on average, trained" "mixed_bits(3.0, embeddings=4) + $taught"
+for bits in 4 3; do
+  arm "centroids, $bits bits" "codebook($bits)"
+  arm "centroids, $bits bits, feedback" "codebook($bits, feedback=True)"
+done
 arm "ternary, trained" "ternary(embeddings=4) + $taught"
-arm "binary, trained" "binary(embeddings=4) + $taught"
-arm "binary, split from ternary, trained" "ternary(embeddings=4) + $taught | binary(split=True) + $taught"
+arm "4 bits, trained" "quantize_aware(4, activations=False, scope='group', embeddings=4) + $taught"
+case $what in sst2|mrpc)  # a run of these takes minutes where examples are many
+  arm "2 bits, trained" "quantize_aware(2, activations=False, scope='group', embeddings=4) + $taught"
+  arm "binary, trained" "binary(embeddings=4) + $taught"
+  arm "binary, split from ternary, trained" "ternary(embeddings=4) + $taught | binary(split=True) + $taught" ;;
+esac
 study --task "$what" --seeds "$seeds" --names "$names" --recipes "$recipes"

@@ -10,7 +10,8 @@ with `bilstm` a quarter less is seen than by its control), in the shares its pre
 The controls have no teacher: no scores, no states, no copies that only a teacher labels, but as many training texts on
 labels, in one phase with the settings of the preset's last. "alone" is the same student from the same weights, which
 for most presets are cut out of the fine-tuned teacher; "afresh" is the same shape cut out of the encoder before that.
-Neither's learning rate is tuned, and nor are the presets'.
+Neither's learning rate is tuned, and nor are the presets'; `--rates 0.25,0.5,1` has all of them at those times theirs,
+and with `--split choose` one can be chosen without a look at dev.
 
 With `--checkpoint` a small model that has read before, of any family and with a tokenizer of its own, learns the
 teacher's scores too (Well-Read Students), as it is and with the 6,000 most frequent pieces of its vocabulary.
@@ -64,8 +65,11 @@ def is_lesson(phase: Phase) -> bool:
     return phase.train_setting is not None and all(method.name not in ("finetune", "pretrain") for method in phase)
 
 
-def fit(recipe: Recipe, teacher: str, epochs: float, batch: int) -> Iterator[Phase]:
-    """The phases with the teacher's training as given, and `epochs` shared by the student's as the preset does."""
+def fit(recipe: Recipe, teacher: str, epochs: float, batch: int, rate: float) -> Iterator[Phase]:
+    """The phases with the teacher's training as given, and `epochs` shared by the student's as the preset does.
+
+    Learning rates are `rate` times what they would be.
+    """
     lessons = [(phase, train.settings()) for phase in recipe if is_lesson(phase) and (train := phase.train_setting)]
     whole = sum(own["epochs"] * texts_of(phase) for phase, own in lessons)
     for phase in recipe:
@@ -75,18 +79,18 @@ def fit(recipe: Recipe, teacher: str, epochs: float, batch: int) -> Iterator[Pha
             train = phase.train_setting
             assert train is not None
             own = train.settings()
-            faster = (batch / (own["batch"] or OWN)) ** 0.5
+            faster = rate * (batch / (own["batch"] or OWN)) ** 0.5
             changed = again(train, epochs=round(own["epochs"] * epochs / whole, 6), batch=batch, lr=own["lr"] * faster)
             yield Phase(changed if method is train else method for method in phase)
         else:
             yield phase
 
 
-def teach(name: str, chosen: argparse.Namespace) -> Recipe:
-    """A preset with the teacher, the amount of training and the copies that were asked for."""
+def teach(name: str, rate: float, chosen: argparse.Namespace) -> Recipe:
+    """A preset with the teacher, the amount of training, the times its rate and the copies that were asked for."""
     most = max(1, round(chosen.epochs) - 1)
     preset = Recipe([with_copies(phase, most, chosen.copies) for phase in Recipe(PRESETS[name].recipe)])
-    return Recipe(list(fit(preset, chosen.teacher, chosen.epochs, chosen.batch)))
+    return Recipe(list(fit(preset, chosen.teacher, chosen.epochs, chosen.batch, rate)))
 
 
 def without_teacher(recipe: Recipe) -> Recipe:
@@ -121,18 +125,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--presets", default=",".join(NAMES), help="of these, separated by commas")
-    parser.add_argument("--controls", default="alone", help="alone, afresh or alone,afresh")
+    parser.add_argument("--controls", default="alone", help="alone, afresh, alone,afresh or none")
     parser.add_argument("--teacher", default="finetune(epochs=3, lr=7e-5, batch=64)")
     parser.add_argument("--epochs", type=float, default=6.0, help="times the training set that each student sees")
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--rates", default="1", help="times the learning rates of all students, separated by commas")
     parser.add_argument("--checkpoint", help="a small model that learns too, by its folder or its name")
     parser.add_argument("--copies", default="runs/copies", help="folder where changed copies are kept")
     parser.add_argument("--show", action="store_true", help="print the arms, run nothing")
     chosen, more = parser.parse_known_args()
     presets, controls = chosen.presets.split(","), chosen.controls.split(",")
-    if unknown := [*({*presets} - {*NAMES}), *({*controls} - {"alone", "afresh"})]:
-        parser.error(f"unknown: {', '.join(unknown)}; presets are {', '.join(NAMES)}, controls alone and afresh")
-    arms, lessons = {"teacher": Recipe(chosen.teacher)}, {name: teach(name, chosen) for name in presets}
+    if unknown := [*({*presets} - {*NAMES}), *({*controls} - {"alone", "afresh", "none"})]:
+        parser.error(f"unknown: {', '.join(unknown)}; presets are {', '.join(NAMES)}, controls alone, afresh or none")
+    arms, lessons = {"teacher": Recipe(chosen.teacher)}, {}
+    for rate in map(float, chosen.rates.split(",")):
+        said = "" if rate == 1 else f" at {rate:g} of its rate"
+        lessons |= {name + said: teach(name, rate, chosen) for name in presets}
     if chosen.checkpoint:
         lessons |= read_before(chosen.checkpoint, chosen.teacher, chosen.epochs, chosen.batch)
     for name, taught in lessons.items():

@@ -101,6 +101,17 @@ def test_students_and_their_controls(model, tasks, monkeypatch):
     assert "\n".join(to_table([ROOT / "results" / "students" / model / task for task in tasks])) in page
 
 
+@pytest.mark.parametrize(
+    ("model", "tasks"), [("e5-small", ["sst2", "mrpc", "qqp", "squad"]), ("all-MiniLM-L6-v2", ["mrpc", "qqp", "squad"])]
+)
+def test_what_few_bits_cost(model, tasks, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from bits import to_table
+
+    page = (ROOT / "docs" / "quantisation.md").read_text(encoding="utf-8")
+    assert "\n".join(to_table([ROOT / "results" / "quantisation" / model / task for task in tasks])) in page
+
+
 def test_what_few_bits_cost_is_told_against_the_same_seed(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     from bits import to_table
