@@ -25,7 +25,7 @@ from smallbert.measuring.shelf import load_cards
 from smallbert.report.figure import COLOURS, font_name, new_figure, strip_frame, to_png
 from smallbert.report.plot import Box, move_label, place_labels
 
-KEPT = {98: "98 %, asked for at 4x", 95: "95 %, at 8x"}  # of the teacher's score
+KEPT = {98: "98 %, the aim at 4x", 95: "95 %, at 8x"}  # of the teacher's score
 CONTROL = ", alone"
 MARKS = [("● learned from the teacher", "accent", 0.81), ("○ the same without it", "muted", 1.0)]  # and where they end
 

@@ -2,7 +2,7 @@
 #
 #   bash benchmarks/rates.sh sst2 all-mpnet-base-v2 DATA runs/all-mpnet-base-v2 [JOBS]
 #
-# First `trimmed10` learns at four rates and is scored on texts held out of train (OUT/choose); then both trimmed presets
+# First `trimmed10` learns at four rates and is scored on texts held out of train (OUT/choose); then all trimmed presets
 # and their controls learn at the best of them, with all of train, and are scored on dev (OUT/sst2).
 set -e
 source "$(dirname "$0")/arguments.sh"
@@ -19,4 +19,4 @@ print(best.split(" at ")[1].split()[0] if " at " in best else 1)
 PYTHON
 )
 echo "best rate: $best of the preset's"
-students --out "$out/$what" --presets trimmed10,trimmed3 --rates "$best"
+students --out "$out/$what" --presets trimmed20,trimmed10,trimmed3 --rates "$best"

@@ -33,7 +33,7 @@ from smallbert.recipe import Phase, Recipe
 
 NAMES = (
     "distilbert pkd6 pkd3 pd aguilar-sid tinybert4 tinybert6 minilm minilmv2 mobilebert zhao192 zhao96 zhao48 waldorf "
-    "bilstm bilstm-trimmed bilstm-tiny textbrewer rosita kd-pruned trimmed10 trimmed3"
+    "bilstm bilstm-trimmed bilstm-tiny textbrewer rosita kd-pruned trimmed20 trimmed10 trimmed3"
 ).split()
 TAUGHT = {"distill", "align", "augment", "unlabelled", "share_projections"}  # what a student has from its teacher
 OF_TEACHER = {"finetune", "mark", "rewind", "add_vocabulary", "pretrain"}  # phases that make the teacher

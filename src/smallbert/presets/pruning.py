@@ -239,6 +239,13 @@ ROWS = [
         unpublished("a combination of ours"),
     ),
     Preset(
+        "trimmed20",
+        f"trim_vocabulary(size=7000) | {_close(0.2, weight=10.0)}",
+        CLOSE,
+        "The same with 20 % of the weights, a quarter of the numbers of most encoders.",
+        unpublished("a combination of ours"),
+    ),
+    Preset(
         "trimmed3",
         f"trim_vocabulary(size=7000) | {_close(0.03, weight=100.0)}",
         CLOSE,
