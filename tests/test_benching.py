@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 from toys import run, small, toy_task
@@ -50,14 +51,28 @@ def test_the_table_says_what_is_multiplied(folders):
     plain = read_variant(folders / "flat")
     said = "float32 products of 4-bit weights"
     record = bench([plain, replace(plain, name="few", runs="onnxruntime", precision=said)], lengths=[8], seconds=0)
-    assert list(bench_table(record).columns[1].cells) == ["torch", f"onnxruntime, {said}"]
+    table, calls = bench_table(record), record["rows"][0]["repeats"]
+    assert list(table.columns[1].cells) == ["torch", f"onnxruntime, {said}"]
+    assert table.caption == f"p50, p95 and p99 are of {calls} timed calls a line."
+    assert ("onnxruntime" in record["versions"]) == (find_spec("onnxruntime") is not None)
 
 
 def test_scores_are_those_of_eval(folders):
     wanted = evaluate(load_folder(folders / "deep"), TASK)["scores"]
     assert score_variant(read_variant(folders / "deep"), TASK, "dev") == wanted
-    with pytest.raises(UserError, match="has a head for classify"):
+    with pytest.raises(UserError, match=r"deep cannot be scored on .* \(tag\): its head is for classify"):
         score_variant(read_variant(folders / "deep"), toy_task("tag"), "dev")
+    more = replace(TASK, labels=(*TASK.labels, "neither"))
+    with pytest.raises(UserError, match=f"its head is for classify {', '.join(TASK.labels)}; fine-tune"):
+        bench([read_variant(folders / "deep")], task=more)
+
+
+def test_classes_in_another_order_are_put_in_the_tasks(folders):
+    deep = read_variant(folders / "deep")
+    turned = replace(
+        deep, labels=deep.labels[::-1], open=lambda threads: lambda batch: deep.open(threads)(batch).flip(-1)
+    )
+    assert score_variant(turned, TASK, "dev") == score_variant(deep, TASK, "dev")
 
 
 def test_what_cannot_be_timed_is_said(folders):
@@ -84,19 +99,73 @@ def test_the_choice():
     assert choose(record, None) is None
 
 
+def write_facts(folder, **changes):
+    facts = {"inputs": ["input_ids"], "kind": "classify", "labels": ["bad", "good"], "length": 64, **changes}
+    (folder / "export.json").write_text(json.dumps(facts))
+
+
 def test_exports_are_taken_over_of_the_same_model_only(folders, tmp_path, monkeypatch):
     made = []
 
     def write(model, out, say):
         made.append(model.name)
         out.mkdir(parents=True)
-        (out / "export.json").write_text(json.dumps({"model": fingerprint(load_folder(model))}))
+        write_facts(out, model=fingerprint(load_folder(model)))
 
     monkeypatch.setattr(export, "export_onnx", write)
     monkeypatch.setattr(variants, "read_variant", lambda path, name: name)
-    for name in ("deep", "deep", "flat", "flat", "deep"):
-        assert variants.make_variants(folders / name, [" onnx"], tmp_path) == ["onnx"]  # as in "onnx-int8, onnx"
-    assert made == ["deep", "flat", "deep"]
+    for _ in range(2):
+        assert variants.make_variants(folders / "deep", ["onnx"], tmp_path) == ["onnx"]
+    (tmp_path / "onnx" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"onnx holds an export of another model.*remove that folder, or give another"):
+        variants.make_variants(folders / "flat", ["onnx"], tmp_path)
+    assert made == ["deep"] and (tmp_path / "onnx" / "notes.txt").read_text() == "mine"
+    assert variants.read_names("onnx-int8, onnx") == ["onnx-int8", "onnx"]
+
+
+def test_damaged_exports_are_said(tmp_path):
+    texts = {
+        "": "export.json cannot be read: .*; export the model again",
+        "[]": "export.json holds a list where a JSON object should be",
+        "{}": 'export.json does not say "inputs"',
+    }
+    for text, sentence in texts.items():
+        (tmp_path / "export.json").write_text(text)
+        with pytest.raises(UserError, match=sentence):
+            read_variant(tmp_path)
+    for name, value in {"length": "64", "kind": 3, "labels": "good", "inputs": ["pixels"], "model": [1]}.items():
+        write_facts(tmp_path, **{name: value})
+        with pytest.raises(UserError, match=f'export.json says something impossible as "{name}"'):
+            read_variant(tmp_path)
+    write_facts(tmp_path)
+    with pytest.raises(UserError, match="no whole ONNX export"):
+        read_variant(tmp_path)
+    pytest.importorskip("onnxruntime")
+    (tmp_path / "model.onnx").write_bytes(b"\x08\x0a truncated")
+    with pytest.raises(UserError, match=r"model.onnx cannot be loaded: .*; export the model again"):
+        read_variant(tmp_path).open(1)
+
+
+def test_what_is_asked_wrongly_is_said_before_any_work(folders, tmp_path, capsys, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError
+
+    monkeypatch.setattr(export, "export_onnx", never)
+    monkeypatch.setattr("smallbert.bench.run._time", never)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "onnx").symlink_to(folders / "flat")
+    deep, out = str(folders / "deep"), ("--out", str(tmp_path / "new"))
+    wrong = {
+        "is a file; give another folder": (deep, "--out", str(tmp_path / "file")),
+        "two models are called 'onnx'": (deep, str(tmp_path / "onnx"), "--variants", "onnx", *out),
+        "at most 72 tokens": (deep, "--length", "73", "--variants", "onnx", *out),
+        "given 'tflite'; write one or more of: onnx, onnx-int8": (deep, "--variants", "tflite"),
+        "--threads was given 100000; at most": (deep, "--threads", "1,100000"),
+    }
+    for sentence, words in wrong.items():
+        assert main(["bench", *words]) == 2
+        assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow  # writes real graphs

@@ -315,6 +315,11 @@ def test_bad_recipes(refused, recipe, phrase, tmp_path):
     assert phrase in refused("compress", "x", "--recipe", recipe, "--task", "y", "--out", tmp_path / "out", lines=3)
 
 
+def test_what_was_given_is_not_suggested(refused, tmp_path):
+    told = refused("compress", "x", "--recipe", "quantize('8')", "--task", "y", "--out", tmp_path / "out", lines=3)
+    assert "'8' (str) was given." in told and "Did you mean" not in told
+
+
 def test_recipes_that_do_not_fit_the_model(refused, model, data, tmp_path):
     words = ["--task", data, "--out", tmp_path / "out"]
     assert "the model has 4 layers" in refused("compress", model, "--recipe", "drop_layers(9)", *words)
@@ -333,6 +338,9 @@ def test_bad_options(refused, model, data, tmp_path):
     assert "missing option '--out'" in refused("finetune", model, "--task", data).lower()
     assert "--recipe" in refused("compress", model, "--recip", "x", "--task", data, "--out", "x")
     assert "write hf or onnx" in refused("export", model, "--to", "tflite", "--out", tmp_path / "out")
+    for wrong in ("nan", "inf", "0"):
+        words = ("--to", "onnx", "--out", tmp_path / "out", "--max-difference", wrong)
+        assert f"given {wrong}; write a number above 0" in refused("export", model, *words)
     assert "Did you mean 'presets'?" in refused("list", "preset")
     assert "no folder of cards" in refused("report", tmp_path / "none")
     assert "no cards" in refused("report", tmp_path)

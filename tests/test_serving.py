@@ -31,6 +31,7 @@ from smallbert.model.folders import save_folder  # noqa: E402
 from smallbert.serving.app import Limits, make_app  # noqa: E402
 from smallbert.serving.batching import Batcher  # noqa: E402
 from smallbert.serving.loading import load_model  # noqa: E402
+from smallbert.serving.metrics import Histogram  # noqa: E402
 from smallbert.serving.model import Model, Piece  # noqa: E402
 from smallbert.tiny import WORDS, make_tokenizer  # noqa: E402
 
@@ -489,7 +490,8 @@ def test_a_model_folder_is_exported_served_and_stopped(tmp_path):
         assert not list((tmp_path / "aside").glob("smallbert*"))  # so that not even a kill leaves anything
         process.terminate()
         assert process.wait(20) == 0
-        assert "exporting model to ONNX" in process.stderr.read()
+        told = process.stderr.read()
+        assert "exporting model to ONNX" in told and "The model is in" not in told
 
 
 def test_a_real_process(exports):
@@ -527,6 +529,29 @@ def test_a_real_process(exports):
         assert process.wait(10) == 0 and process.stderr.read() == ""
 
 
+def test_what_outlasts_the_drain_is_told_to_try_again(exports):
+    with server(exports(), "--wait-ms", 9000, "--drain", 1) as (process, port):
+        flying = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        flying.request("POST", "/predict", json.dumps({"text": "film"}))
+        slow = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        slow.putrequest("POST", "/predict")
+        slow.putheader("Content-Length", "100")
+        slow.endheaders(b"{")  # and no more
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        for answer in (flying.getresponse(), slow.getresponse()):
+            assert answer.status == 503 and answer.headers["retry-after"] == "1"
+            assert json.loads(answer.read()) == {"error": "this server is stopping; try again in a second"}
+        assert process.wait(10) == 0 and "Traceback" not in process.stderr.read()
+
+
+def test_sums_keep_all_digits():
+    histogram = Histogram((1.0,))
+    for value in (12_345_678, 0.25):
+        histogram.add(value)
+    assert "x_sum 12345678.25" in list(histogram.lines("x"))
+
+
 def test_a_kill_leaves_nothing_behind(exports):
     before = sorted(exports().iterdir())
     with server(exports(), "--wait-ms", 5000) as (process, port):
@@ -554,6 +579,10 @@ def test_what_cannot_be_served_is_said(exports, tmp_path, capsys, monkeypatch):
     assert "there is no model folder" in refused(capsys, tmp_path / "nowhere", "--port", 0)
     (tmp_path / "empty").mkdir()
     assert "no config.json" in refused(capsys, tmp_path / "empty", "--port", 0)
+    save_folder(small(), tmp_path / "headless")
+    with monkeypatch.context() as patch:
+        patch.setattr("smallbert.serving.run.export_aside", None)  # nothing is exported for that
+        assert "headless has no head, so" in refused(capsys, tmp_path / "headless", "--port", 0)
     assert "at most 64 tokens" in refused(capsys, exports(), "--port", 0, "--length", 65)
     assert "--queue 5" in refused(capsys, exports(), "--queue", 5)
     assert "--port or --host" in refused(capsys, exports(), "--host", "no.such.host.invalid")
@@ -571,6 +600,8 @@ def test_broken_exports_are_said(tmp_path):
         "tokenizer.json cannot be loaded": {"tokenizer.json": "{}"},
         "model.onnx cannot be loaded": {"model.onnx": "nonsense"},
         "export.json cannot be read": {"export.json": "{"},
+        "export.json holds a list": {"export.json": "[]"},
+        'says something impossible as "length"': {"export.json": {"length": "64"}},
         "does not say how long": {"export.json": {"length": None}, "tokenizer_config.json": "{}"},
     }
     for number, (sentence, changes) in enumerate(breaks.items()):

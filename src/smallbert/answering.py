@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,11 +17,31 @@ if TYPE_CHECKING:
 
 def has_head_for(encoder: Encoder, task: Task) -> bool:
     """Whether the encoder's answers have the shape that this task wants."""
-    if HEAD not in encoder.heads:
-        return False
-    head = encoder.head
+    return HEAD in encoder.heads and _answers(encoder.head, task)
+
+
+def _answers(head: Any, task: Task) -> bool:
     outputs = {"regress": 1, "answer": 2}.get(task.kind, len(task.labels))
-    return head.kind == task.kind and head.out.out_features == outputs
+    return head.kind == task.kind and head.outputs == outputs
+
+
+def check_head(head: Any, task: Task, name: str = "this model") -> None:
+    """Refuse no head, or one that was made for something else; any thing with a kind, outputs and labels will do."""
+    if head is not None and _answers(head, task):
+        return
+    has = "it has no task head"
+    if head is not None and head.kind is not None:
+        has = f"its head is for {' '.join([head.kind, ', '.join(head.labels[:6])]).strip()}"
+    raise UserError(f"{name} cannot be scored on {task.name} ({task.kind}): {has}; fine-tune it on the task first")
+
+
+def order_labels(labels: Sequence[str], task: Task) -> list[int] | None:
+    """Where each class of the task stands in a head; None where they are taken to be in the task's order.
+
+    That is so where they are, and where classes have no names or other ones.
+    """
+    theirs, ours = [label.casefold() for label in labels], [label.casefold() for label in task.labels]
+    return None if theirs == ours or sorted(theirs) != sorted(ours) else [theirs.index(label) for label in ours]
 
 
 def is_made_for(encoder: Encoder, task: Task) -> bool:
@@ -30,17 +51,11 @@ def is_made_for(encoder: Encoder, task: Task) -> bool:
 
 def match_labels(encoder: Encoder, task: Task) -> Encoder:
     """The encoder with its head's classes in the order of the task's; refuses a head made for something else."""
-    if not has_head_for(encoder, task):
-        has = "it has no task head"
-        if HEAD in encoder.heads:
-            has = f"its head is for {' '.join([encoder.head.kind, ', '.join(encoder.head.labels[:6])]).strip()}"
-        raise UserError(
-            f"this model cannot be scored on {task.name} ({task.kind}): {has}; fine-tune it on the task first"
-        )
-    theirs, ours = [label.casefold() for label in encoder.head.labels], [label.casefold() for label in task.labels]
-    if theirs == ours or sorted(theirs) != sorted(ours):
-        return encoder  # classes without names, or with other ones, are taken to be in the task's order
-    order, sorted_head = [theirs.index(label) for label in ours], encoder.copy()
+    check_head(encoder.head if HEAD in encoder.heads else None, task)
+    order = order_labels(encoder.head.labels, task)
+    if order is None:
+        return encoder
+    sorted_head = encoder.copy()
     out = sorted_head.head.out
     with torch.no_grad():
         out.weight.copy_(out.weight[order])

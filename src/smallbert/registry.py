@@ -90,9 +90,9 @@ def plain(name: str) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """A hint such as " Did you mean 'distill'?", or nothing where no known name is near."""
+    """A hint such as " Did you mean 'distill'?", or nothing where no known name is near or the very name is known."""
     near = difflib.get_close_matches(str(name), list(names), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    return f" Did you mean {near[0]!r}?" if near and near[0] != str(name) else ""
 
 
 def known(names: Iterable[str]) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from smallbert.answering import check_head
 from smallbert.bench.variants import Variant, score_variant
 from smallbert.errors import UserError
 from smallbert.measuring.card import machine, versions
@@ -38,11 +41,7 @@ def bench(
     "faster" is against the first: the median over turns, so that what disturbs one turn disturbs both alike.
     """
     say = say or (lambda *_: None)
-    names = [variant.name for variant in variants]
-    if len(set(names)) < len(names):
-        raise UserError(f"two models are called {next(n for n in names if names.count(n) > 1)!r}; rename one folder")
-    if (most := min(variant.length for variant in variants)) < max(lengths):
-        raise UserError(f"--length was given {max(lengths)}; one of these models can take at most {most} tokens")
+    check_variants(variants, lengths, task)
     about: dict[str, dict[str, Any]] = {
         one.name: {"runs": one.runs, "precision": one.precision, "bytes": one.bytes, "scores": None} for one in variants
     }
@@ -62,10 +61,30 @@ def bench(
         "split": split,
     }
     record["headline"] = task.metrics[0] if task is not None else None
-    record |= {"choice": None, "machine": machine(), "versions": versions()}
+    record |= {"choice": None, "machine": machine(), "versions": _versions()}
     if task is not None:
         record["choice"] = choose(record, max_drop)
     return record
+
+
+def check_variants(variants: list[Variant], lengths: list[int], task: Task | None, exports: Sequence[str] = ()) -> None:
+    """Refuse what cannot be timed or scored; `exports` are names of those that will be made of the first."""
+    names = [*(variant.name for variant in variants), *exports]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"two models are called {twice!r}; rename one folder, or leave one out")
+    if (most := min(variant.length for variant in variants)) < max(lengths):
+        raise UserError(f"--length was given {max(lengths)}; one of these models can take at most {most} tokens")
+    if task is not None:
+        for one in variants:
+            check_head(one, task, one.name)
+
+
+def _versions() -> dict[str, str]:
+    """Those of a card, and that of what runs exports."""
+    try:
+        return {**versions(), "onnxruntime": version("onnxruntime")}
+    except PackageNotFoundError:
+        return versions()
 
 
 def _time(variants: list[Variant], batch: int, length: int, threads: int, seconds: float) -> list[dict[str, Any]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from smallbert.answering import check_head, order_labels
 from smallbert.data import longest_input, tokenise
 from smallbert.errors import UserError
+from smallbert.exported import FILE, INPUTS, read_exported, told_of
 from smallbert.measuring.cost import measure_bytes
 from smallbert.measuring.evaluate import predict
 from smallbert.measuring.metrics import score
 from smallbert.model.batch import Batch
-from smallbert.model.encoder import Encoder, fingerprint
+from smallbert.model.encoder import HEAD, Encoder, fingerprint
 from smallbert.model.folders import load_folder
 from smallbert.model.modelfiles import load_tokenizer
 from smallbert.onnxfile.check import open_session
@@ -40,79 +40,92 @@ class Variant:
     bytes: int
     length: int  # the most tokens it can take
     words: int  # the size of its vocabulary
-    kind: str | None  # of its head
     tokenizer: Any
     open: Callable[[int], Callable[[Batch], Tensor]]
+    kind: str | None  # of its head, as are the next two
+    outputs: int
+    labels: list[str]
     precision: str | None = None  # what an ONNX file multiplies
 
 
 def read_variant(folder: Path | str, name: str | None = None) -> Variant:
     """A model out of a folder: an ONNX export, one of ours, or Hugging Face's."""
     folder = Path(folder)
-    if (folder / "export.json").is_file():
+    if (folder / FILE).is_file():
         return _read_onnx(folder, name or folder.name)
     folder = find_model(str(folder))
     return _from_encoder(load_folder(folder), name or folder.name, measure_bytes(folder)["weights"])
 
 
 def _from_encoder(encoder: Encoder, name: str, size: int) -> Variant:
-    kind = encoder.head.kind if encoder.heads else None
-    words = encoder.backbone.config.vocab_size
-    return Variant(
-        name, "torch", size, longest_input(encoder), words, kind, encoder.tokenizer, lambda _: encoder.eval()
-    )
+    head = encoder.head if HEAD in encoder.heads else None
+    about = (head.kind, head.outputs, head.labels) if head is not None else (None, 0, [])
+    words, length = encoder.backbone.config.vocab_size, longest_input(encoder)
+    return Variant(name, "torch", size, length, words, encoder.tokenizer, lambda _: encoder.eval(), *about)
 
 
 def _read_onnx(folder: Path, name: str) -> Variant:
-    about = json.loads((folder / "export.json").read_text(encoding="utf-8"))
+    about, path = read_exported(folder), folder / "model.onnx"
     tokenizer, size = load_tokenizer(folder), sum(file.stat().st_size for file in folder.glob("model.onnx*"))
-    if "length" not in about or not size:
+    if about.length is None or not path.is_file():
         raise UserError(
             f"{folder} is no whole ONNX export; write it again: smallbert export MODEL --to onnx --out FOLDER"
         )
 
     def open_one(threads: int) -> Callable[[Batch], Tensor]:
-        run, names = open_session(folder / "model.onnx", threads), about["inputs"]
+        with told_of(path, "cannot be loaded"):
+            run = open_session(path, threads)
 
         def call(batch: Batch) -> Tensor:
             mask = torch.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask
-            every = {"input_ids": batch.input_ids, "attention_mask": mask, "token_type_ids": batch.token_type_ids}
-            return torch.from_numpy(run({name: every[name].numpy() for name in names}))
+            every = dict(zip(INPUTS, (batch.input_ids, mask, batch.token_type_ids), strict=True))
+            return torch.from_numpy(run({name: every[name].numpy() for name in about.inputs}))
 
+        with told_of(folder, "does not run"):
+            ids = torch.ones(1, 1, dtype=torch.long)
+            call(Batch(ids, torch.zeros_like(ids), torch.zeros_like(ids), size=1, longest=1))
         return call
 
     words = len(tokenizer) if tokenizer is not None else 100
-    return Variant(
-        name, "onnxruntime", size, about["length"], words, about["kind"], tokenizer, open_one, about.get("precision")
-    )
+    facts = (about.kind, about.outputs, about.labels, about.precision)
+    return Variant(name, "onnxruntime", size, about.length, words, tokenizer, open_one, *facts)
+
+
+def read_names(text: str) -> list[str]:
+    """Names of exports with commas between them, each of them known."""
+    names = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in names if name not in EXPORTS]:
+        raise UserError(f"--variants was given {unknown[0]!r}; write one or more of: {', '.join(EXPORTS)}")
+    return names
 
 
 def make_variants(folder: Path | str, names: list[str], into: Path, say: Any = None) -> list[Variant]:
     """Exports of a model, made now, or earlier of the very same model."""
     from smallbert.export import export_int8, export_onnx
 
-    makers, names = {"onnx": export_onnx, "onnx-int8": export_int8}, [name.strip() for name in names]
-    if unknown := [name for name in names if name not in makers]:
-        raise UserError(f"--variants was given {unknown[0]!r}; write one or more of: {', '.join(makers)}")
+    makers = dict(zip(EXPORTS, (export_onnx, export_int8), strict=True))
     model = find_model(str(folder))
     mark = fingerprint(load_folder(model))
+    there = [name for name in names if (into / name / FILE).is_file()]
+    for name in there:
+        if read_exported(into / name).model != mark:
+            raise UserError(
+                f"{into / name} holds an export of another model, or of {model.name} before it was trained on; remove "
+                "that folder, or give another --out"
+            )
     for name in names:
-        about = into / name / "export.json"
-        if about.is_file() and json.loads(about.read_text(encoding="utf-8")).get("model") != mark:
-            shutil.rmtree(into / name)  # of another model, or of this one before it was trained on
-        if not about.is_file():
+        if name not in there:
             makers[name](model, into / name, say=say)
     return [read_variant(into / name, name) for name in names]
 
 
 def score_variant(variant: Variant, task: Task, split: str, say: Any = None) -> dict[str, Any]:
     """Scores on a split of a task, by the same code for all."""
-    if variant.kind != task.kind:
-        raise UserError(f"{variant.name} has a head for {variant.kind or 'nothing'}, and {task.name} is to {task.kind}")
+    check_head(variant, task, variant.name)
     rows = task.split(split)
     stream = tokenise(variant.tokenizer, rows, task.kind, min(task.length, variant.length))
-    call = variant.open(torch.get_num_threads())
-    reader: Any = _Reader(call, variant.kind)
+    call, order = variant.open(torch.get_num_threads()), order_labels(variant.labels, task)
+    reader: Any = _Reader(call if order is None else lambda batch: call(batch)[..., order], task.kind)
     return dict(score(task, predict(reader, stream, task, rows, say), rows))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +12,9 @@ import typer
 
 from smallbert.cli.options import Data, Json, Kind, Label, Pair, Text, print_json, progress, read_numbers
 from smallbert.errors import UserError
+from smallbert.files import check_folder, write_json
+
+LEAST_THREADS = 256  # may be asked for on any machine; many thousands end the process inside OpenMP
 
 
 def bench(
@@ -49,24 +53,29 @@ def bench(
     }
     if min(min(each) for each in settings.values()) < 1:
         raise UserError("--batch, --length and --threads count from 1")
+    if max(settings["threads"]) > (most := max(LEAST_THREADS, 4 * (os.cpu_count() or 1))):
+        raise UserError(f"--threads was given {max(settings['threads'])}; at most {most} make sense on this machine")
     if max_drop is not None and task is None:
         raise UserError("--max-drop needs scores to hold: give --task, such as --task sst2")
+    if out:
+        check_folder(out)
     with progress() as say, ExitStack() as stack:
         say("starting")
         from smallbert import make
         from smallbert.bench.run import bench as run_bench
-        from smallbert.bench.variants import make_variants, read_variant
-        from smallbert.files import write_json
+        from smallbert.bench.run import check_variants
+        from smallbert.bench.variants import make_variants, read_names, read_variant
         from smallbert.report.benching import bench_table, draw_bench
 
-        read = None
+        exports, read = read_names(variants) if variants else [], None
         if task is not None:
             read = make.task_from(task, data, None, say.line, text=text, pair=pair, label=label, kind=kind)
             read.split(split)
         models = [read_variant(folder) for folder in folders]
-        if variants:
+        check_variants(models, settings["lengths"], read, exports)
+        if exports:
             into = Path(out) if out else Path(stack.enter_context(TemporaryDirectory()))
-            models += make_variants(folders[0], variants.split(","), into, say)
+            models += make_variants(folders[0], exports, into, say)
         record = run_bench(models, **settings, seconds=seconds, task=read, split=split, max_drop=max_drop, say=say)
         if out:
             write_json(Path(out) / "bench.json", record)

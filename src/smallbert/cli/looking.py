@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -117,7 +118,7 @@ def export(
             raise UserError(f"--to was given {to!r}; write hf or onnx or onnx-int8")
         if calibrate is not None and to != "onnx-int8":
             raise UserError(f"--calibrate finds ranges for 8-bit products; write --to onnx-int8, not {to}")
-        if max_difference is not None and max_difference <= 0:
+        if max_difference is not None and not 0 < max_difference < math.inf:
             raise UserError(f"--max-difference was given {max_difference:g}; write a number above 0, such as 0.1")
         from smallbert import export as writing
         from smallbert import make

@@ -34,7 +34,7 @@ def serve(
         bool, typer.Option("--unanswerable", help="A question may have no answer (models of squad2).")
     ] = False,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds one request may take.", min=0.001)] = 30.0,
-    drain: Annotated[int, typer.Option("--drain", help="Seconds to finish requests when stopped.", min=0)] = 10,
+    drain: Annotated[int, typer.Option("--drain", help="Seconds to finish requests when stopped.", min=0)] = 30,
     json: Json = False,
 ) -> None:
     """Answer requests over HTTP with a trained model: POST /predict, GET /health, GET /metrics."""
@@ -71,12 +71,19 @@ def _exported(folder: str, say: Progress) -> Iterator[Path]:
     if (Path(folder).expanduser() / "model.onnx").is_file():
         yield Path(folder).expanduser()
         return
-    from smallbert.serving.run import export_aside
+    from smallbert.serving.loading import NO_HEAD
+    from smallbert.serving.run import export_aside, lacks_head
     from smallbert.sources import find_model
 
     found = find_model(folder, say.line)
+    if lacks_head(found):
+        raise UserError(f"{folder} {NO_HEAD}")
     say.line(f"exporting {found.name} to ONNX; to start sooner next time: smallbert export {folder} --to onnx --out …")
     with TemporaryDirectory(prefix="smallbert-serve-") as aside:
-        if code := export_aside(found, Path(aside) / found.name):
+        made = Path(aside) / found.name
+        if code := export_aside(found, made):
             raise typer.Exit(code)  # it has said why
-        yield Path(aside) / found.name
+        try:
+            yield made
+        except UserError as error:  # of a folder that nobody knows and that will be gone
+            raise UserError(str(error).replace(str(made), folder)) from None

@@ -18,7 +18,7 @@ def bench_table(record: dict[str, Any]) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=_caption(record["rows"]), caption_justify="left")
     scored = record["headline"] is not None
     headings = [name for name in HEADINGS if name != "score" or scored]
     for name in headings:
@@ -33,6 +33,12 @@ def bench_table(record: dict[str, Any]) -> Any:
         cells += [f"{row[f'p{share}_ms']:.2f}" for share in (50, 95, 99)]
         table.add_row(*cells, f"{row['texts_per_second']:,.0f}", f"{row['faster']:.2f}x")
     return table
+
+
+def _caption(rows: list[dict[str, Any]]) -> str:
+    """Of how many calls the percentiles are; of few, p99 is next to the slowest one."""
+    few, many = (choose(row["repeats"] for row in rows) for choose in (min, max))
+    return f"p50, p95 and p99 are of {few:,}{'' if few == many else f' to {many:,}'} timed calls a line."
 
 
 def draw_bench(record: dict[str, Any], path: Path | str) -> None:

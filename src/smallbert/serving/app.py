@@ -53,11 +53,12 @@ class Service:
 
     @asynccontextmanager
     async def life(self, app: FastAPI) -> AsyncIterator[None]:
-        """Work from start to shutdown; uvicorn has waited for all requests by then."""
+        """Work from start to shutdown; uvicorn has waited for all requests by then, or cancelled them."""
         limits = self.limits
         self.batcher = Batcher(self.model.score, limits.batch, limits.wait, self.metrics.batches.add)
         yield
-        self.batcher.close(1.0)
+        # In a thread: requests that were cancelled just now get their answers from the event loop.
+        await asyncio.to_thread(self.batcher.close, 1.0)
         self.tokenisers.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -67,6 +68,12 @@ class Service:
 
     async def predict(self, request: Request) -> Response:
         """POST /predict."""
+        try:
+            return await self._answer(request)
+        except asyncio.CancelledError:  # uvicorn cancels what outlasts its patience at shutdown, and nobody else does
+            raise Refusal(503, "this server is stopping; try again in a second", {"Retry-After": "1"}) from None
+
+    async def _answer(self, request: Request) -> Response:
         with self._room(1):  # so that bodies of the many who are turned away are not even read
             pass
         rows = read_rows(await self._read(request), self.model.kind, self.limits.texts)

@@ -28,7 +28,7 @@ class Histogram:
         for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
             total += count
             yield f'{name}_bucket{{le="{bound}"}} {total}'
-        yield f"{name}_sum {self.sum:g}"
+        yield f"{name}_sum {self.sum!r}"  # with all digits, which :g would round to six
         yield f"{name}_count {total}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -39,12 +40,24 @@ def bind(host: str, port: int) -> socket.socket:
 
 def export_aside(folder: Path, out: Path) -> int:
     """Export a model in a process of its own, so that torch never comes into this one; its exit code."""
-    words = ["-m", "smallbert", "export", str(folder), "--to", "onnx", "--out", str(out)]
-    with subprocess.Popen([sys.executable, *words], stdout=sys.stderr) as child:  # its progress shows as ours
+    words = ["-m", "smallbert", "export", str(folder), "--to", "onnx", "--out", str(out), "--json"]
+    # Its progress shows as ours; its result tells of a folder that will soon be gone.
+    with subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL) as child:
         try:
             return child.wait()
         finally:
             child.kill()
+
+
+def lacks_head(folder: Path) -> bool:
+    """Whether a model surely has no head, by its own files; where they do not say, loading it will."""
+    try:
+        if (own := folder / "encoder.json").is_file():
+            return not any("labels" in step["plan"] for step in json.loads(own.read_text(encoding="utf-8"))["history"])
+        name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+        return not name.endswith(("SequenceClassification", "TokenClassification", "QuestionAnswering"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False
 
 
 def interrupt_on_terminate() -> None:
