@@ -104,13 +104,15 @@ def make_ways(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Call
     for source in ("base", "half"):
         export_onnx(folder / source, folder / f"{source}-onnx")
         export_int8(folder / source, folder / f"{source}-int8")
-    write_onnx(fix_ranges(make_int8(base), [texts]), folder / "fixed.onnx")
+    fixed = fix_ranges(make_int8(base), [texts])
+    write_onnx(fixed, folder / "fixed.onnx")
     plain = BertForSequenceClassification.from_pretrained(folder / "hf", attn_implementation="sdpa").eval()
     dynamic = torch.ao.quantization.quantize_dynamic(plain, {nn.Linear}, torch.qint8)
     ways = {
         "torch float32": partial(base, texts),
         "torch.ao int8 (peer)": partial(dynamic, texts.input_ids),
         "ours: int8 in torch": partial(make_int8(base), texts),
+        "ours: int8 in torch, fixed ranges": partial(fixed, texts),
         "onnxruntime float32 (peer)": onnx(folder / "peer.onnx"),
         "ours: onnx": onnx(folder / "base-onnx" / "model.onnx"),
         "onnxruntime int8 (peer)": onnx(folder / "peer8.onnx"),

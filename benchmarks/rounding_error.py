@@ -33,7 +33,7 @@ def codings(weight: Tensor, bits: int) -> dict[str, Coding]:
     grid, apart = Grid(bits, "group", 64), find_outliers(weight, OUTLIERS)
     return {
         "groups of 64": code_on(grid, fit(weight, grid, search=True), weight.shape),
-        "centroids": code_by(find_centroids(weight[~apart], bits), apart),
+        "centroids": code_by(find_centroids(weight[~apart], 2**bits), apart),
     }
 
 

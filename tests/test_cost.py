@@ -309,3 +309,9 @@ def test_throughput_on_a_gpu_leaves_the_encoder_where_it_was(tiny, family, whole
     moved = encoder.copy().to("cuda")
     assert count_macs(moved, 12) == count_macs(encoder, 12)
     assert measure_latency(moved, repeats=2)["device"] == "cpu" and moved.device.type == "cuda"
+
+
+def test_rounding_to_zero_is_no_pruning(tiny):
+    whole = changed(tiny(), Quantize(2))
+    counts = count_parameters(whole)
+    assert counts["encoder"] == counts["encoder_non_zero"] and counts["total"] - counts["non_zero"] < 100

@@ -461,7 +461,7 @@ def naive_centroids(values, bits):
 def test_centroids_are_those_of_the_naive_algorithm(bits):
     for seed in range(3):
         values = draw(700, seed=seed) ** (3 if seed else 1)
-        found = find_centroids(values, bits)
+        found = find_centroids(values, 2**bits)
         np.testing.assert_allclose(found.numpy(), naive_centroids(values, bits), atol=1e-5)
         codes = nearest(values, found).long()
         wanted = (values[:, None] - found[None]).abs()
@@ -470,8 +470,24 @@ def test_centroids_are_those_of_the_naive_algorithm(bits):
 
 def test_few_different_numbers_are_all_held():
     values = torch.tensor([-1.0, 0.0, 0.0, 2.0, 2.0, 2.0] * 20)
-    table = find_centroids(values, 3)
-    torch.testing.assert_close(table[nearest(values, table).long()], values)
+    table = find_centroids(values, 8)
+    assert torch.equal(table[nearest(values, table).long()], values)
+    normal = draw(250)
+    table = find_centroids(normal, 256)
+    assert (table.diff() >= 0).all() and torch.equal(table[nearest(normal, table).long()], normal)
+
+
+def test_a_pruned_matrix_spends_one_centroid_on_zeros(encoder):
+    pruned = run("magnitude(0.3) + train(epochs=1, batch=8)", encoder, TASK).encoder
+    stored = run("codebook(3)", pruned, TASK).encoder
+    for name, part in stored_parts(stored).items():
+        weight = pruned.get_submodule(name).weight
+        if (weight == 0).float().mean() > 0.5:
+            assert (part.table == 0).sum() == 1 and len(part.table.unique()) == 8
+            assert torch.equal(part.real() == 0, weight == 0)
+            break
+    else:
+        raise AssertionError("no matrix was pruned")
 
 
 def test_outliers_are_far_and_stay_as_they_are(encoder, tmp_path):

@@ -344,3 +344,13 @@ def test_halves_learn_apart(encoder):
         run("binary(split=True, scope='tensor')", encoder, TASK)
     with pytest.raises(UserError, match="no ternary or real-valued matrix"):
         run("quantize | binary(split=True)", encoder, TASK)
+
+
+def test_a_head_that_did_not_run_gets_a_range_all_the_same(encoder, tmp_path):
+    """A phase that guesses words runs no head of the task, so that nothing was seen of what goes into it."""
+    (tmp_path / "text.txt").write_text("the cat sat on the mat\n" * 20, encoding="utf-8")
+    recipe = f"quantize_aware(8) + pretrain({str(tmp_path / 'text.txt')!r}, steps=2, batch=4)"
+    result = run(recipe, encoder, TASK).encoder
+    low, high = result.get_submodule("heads.task.dense").input_range.tolist()
+    assert low < 0 < high
+    assert not torch.equal(*scores_of(result, TASK)[:2])

@@ -18,6 +18,7 @@ from smallbert.progress import saying
 
 if TYPE_CHECKING:
     from smallbert.model.batch import Batch
+    from smallbert.onnxfile.check import Bound
     from smallbert.tasks import Task
 
 
@@ -128,18 +129,19 @@ def _export(
     limit: float | None,
     say: Any,
 ) -> dict[str, Any]:
+    from smallbert.onnxfile.check import EXACT, OWN, ROUNDED
     from smallbert.onnxfile.readme import make_readme
     from smallbert.onnxfile.store import arithmetic
     from smallbert.onnxfile.trace import input_names
 
     say = say or (lambda *_: None)
-    ways = {getattr(part, "activations", False) for part in stored_parts(small).values()}
-    exact = ways <= {False} or (small is encoder and True not in ways)
+    rounds = any(getattr(part, "activations", False) for part in stored_parts(small).values())
+    bound = EXACT if not rounds else OWN if small is encoder else ROUNDED
     with write_folder(_free(out)) as aside, saying(say):
         say("tracing")
         notes = write_onnx(small, aside / "model.onnx")
         say("checking")
-        found = _check(encoder, aside / "model.onnx", task, exact, limit, say)
+        found = _check(encoder, aside / "model.onnx", task, bound, limit, say)
         if encoder.tokenizer is not None:
             encoder.tokenizer.save_pretrained(aside)
         head = encoder.head if HEAD in encoder.heads else None
@@ -166,7 +168,7 @@ def write_onnx(encoder: Encoder, path: Path) -> list[str]:
     import onnx
 
     from smallbert.onnxfile.narrow import avoid_slow_fusions, narrow
-    from smallbert.onnxfile.store import keep_few_bits, tell_apart
+    from smallbert.onnxfile.store import bits_of, file_bits, keep_few_bits, tell_apart
     from smallbert.onnxfile.trace import trace
 
     notes = []
@@ -186,21 +188,23 @@ def write_onnx(encoder: Encoder, path: Path) -> list[str]:
     narrow(model)
     if parts:
         kept = keep_few_bits(model, known)
-        notes.append(f"{kept} of {len(parts)} matrices are stored in few bits, as in the model.")
+        more = any(file_bits(part) > bits_of(part) for part in parts.values())
+        note = f"{kept} of {len(parts)} matrices are stored in few bits"
+        notes.append(f"{note}; ONNX has types of 4 and of 8, and the next one was taken." if more else f"{note}.")
     avoid_slow_fusions(model)
     onnx.save(model, str(path))
     return notes
 
 
 def _check(
-    encoder: Encoder, path: Path, task: Task | None, exact: bool, limit: float | None, say: Any
+    encoder: Encoder, path: Path, task: Task | None, bound: Bound, limit: float | None, say: Any
 ) -> dict[str, Any]:
     if find_spec("onnxruntime") is None:
         return {"checked": 0, "difference": None, "same": None, "sway": None}
     from smallbert.onnxfile.check import compare, must_agree, varied_batches
 
     found = compare(encoder, _session(path), varied_batches(encoder, task), say)
-    must_agree(found, exact, limit)
+    must_agree(found, bound, limit)
     return found
 
 

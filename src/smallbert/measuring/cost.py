@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ from smallbert.model.anatomy import anatomy, layers, linears
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder
 from smallbert.model.folders import probe_batch
-from smallbert.model.quantised import packed_parts
+from smallbert.model.quantised import packed_parts, stored_parts
 from smallbert.model.zeros import sparse_linears
 
 LEAST = 20  # timed rounds, however slow the model
@@ -72,13 +72,16 @@ def count_parameters(encoder: Encoder) -> dict[str, int]:
     table = f"backbone.{anatomy(encoder.backbone).words.split('.')[0]}."
     outside = [tensor for name, tensor in every.items() if not name.startswith(table)]
     modules = nn.ModuleList(module for _, module in linears(encoder.backbone))
-    matrices = [tensor for tensor in weights_of(modules).values() if tensor.dim() > 1]
+    matrices = {name: tensor for name, tensor in weights_of(modules).items() if tensor.dim() > 1}
+    # Without pruning, a number that was rounded to zero is a number like any other.
+    pruned = any("zeros" in entry.get("held", {}) for entry in encoder.history)
+    rounded = [{} if pruned else stored_parts(one) for one in (encoder, modules)]
     return {
         "total": _count(every.values()),
         "non_embedding": _count(outside),
-        "non_zero": _count_non_zero(every.values()),
-        "encoder": _count(matrices),
-        "encoder_non_zero": _count_non_zero(matrices),
+        "non_zero": _count_non_zero(every, rounded[0]),
+        "encoder": _count(matrices.values()),
+        "encoder_non_zero": _count_non_zero(matrices, rounded[1]),
         "head": _count(weights_of(encoder.head).values()) if HEAD in encoder.heads else 0,
         "running": _count(every.values()) - _count(weights_of(_idle(encoder)).values()),
     }
@@ -107,8 +110,9 @@ def _count(tensors: Any) -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
-def _count_non_zero(tensors: Any) -> int:
-    return sum(int(tensor.count_nonzero()) for tensor in tensors)
+def _count_non_zero(tensors: dict[str, Tensor], rounded: Collection[str]) -> int:
+    whole = {f"{name}.weight" for name in rounded}
+    return sum(one.numel() if name in whole else int(one.count_nonzero()) for name, one in tensors.items())
 
 
 def count_macs(encoder: Encoder, length: int, batch: int = 1) -> int:

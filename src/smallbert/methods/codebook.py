@@ -68,15 +68,20 @@ class Codebook(Method):
         for number, name in enumerate(plan["outliers"]):
             weight, module = before.get_submodule(name).weight.detach(), encoder.get_submodule(name)
             apart = find_outliers(weight, self.outliers)
-            table = find_centroids(weight[~apart], module.bits)
-            if (weight == 0).float().mean() > PRUNED:
-                table[table.abs().argmin()] = 0.0
+            table = self._table(weight, apart, module.bits)
             codes, made = nearest(weight, table), weight
             if name in products:
                 codes, made = round_with_feedback(weight, products[name], code_by(table, apart))
             places = apart.flatten().nonzero()[:, 0]
             module.write(codes, table, places, made.flatten()[places])
             tell("codebook", number + 1, len(plan["outliers"]))
+
+    def _table(self, weight: Tensor, apart: Tensor, bits: int) -> Tensor:
+        """The centroids of a matrix; where it was pruned one of them is zero, and the others are of what is left."""
+        if (weight == 0).float().mean() <= PRUNED:
+            return find_centroids(weight[~apart], 2**bits)
+        others = find_centroids(weight[~apart & (weight != 0)], 2**bits - 1)
+        return torch.cat([others, others.new_zeros(1)]).sort().values
 
 
 def code_by(table: Tensor, apart: Tensor) -> Coding:
@@ -91,15 +96,19 @@ def find_outliers(weight: Tensor, deviations: float) -> Tensor:
     return (weight - weight.mean()).abs() > deviations * weight.std(correction=0)
 
 
-def find_centroids(values: Tensor, bits: int) -> Tensor:
-    """2^bits centroids, in rising order, by means of bins until the sum of distances no longer falls.
+def find_centroids(values: Tensor, count: int) -> Tensor:
+    """So many centroids, in rising order, by means of bins until the sum of distances no longer falls.
 
-    Values are sorted once; a bin is then a stretch of them, and running sums give its mean and its distances.
+    Values are sorted once; a bin is then a stretch of them, and running sums give its mean and its distances. Where
+    there are no more different values than that, they are the centroids, the last one repeated.
     """
     ordered = np.sort(values.detach().flatten().cpu().double().numpy())
+    different = np.unique(ordered) if len(ordered) else np.zeros(1)
+    if len(different) <= count:
+        return torch.from_numpy(np.pad(different, (0, count - len(different)), "edge")).to(values.device, values.dtype)
     sums = np.concatenate([[0.0], np.cumsum(ordered)])
-    edges = np.linspace(0, len(ordered), 2**bits + 1).round().astype(np.int64)
-    centroids = _means(sums, edges, np.zeros(2**bits))
+    edges = np.linspace(0, len(ordered), count + 1).round().astype(np.int64)
+    centroids = _means(sums, edges, np.zeros(count))
     best, least = centroids, np.inf
     for _ in range(MOST):
         edges = np.searchsorted(ordered, (centroids[1:] + centroids[:-1]) / 2)

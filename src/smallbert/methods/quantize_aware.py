@@ -73,9 +73,11 @@ class Aware(Method, shared=True):
         weights = {name: encoder.get_submodule(name).weight.detach() for name in plan["modules"]}
         layers = [name for name in plan["modules"] if isinstance(encoder.get_submodule(name), nn.Linear)]
         found = dict(zip(layers, ranges.bounds, strict=True))
-        if store.activations == "static" and not ranges.steps.any():
-            batches = draw_texts(encoder, phase.task, TEXTS, phase.seed, self.name)
-            found = {name: whole_range(bounds) for name, bounds in input_bounds(encoder, layers, batches).items()}
+        unseen = [name for name, steps in zip(layers, ranges.steps, strict=True) if not steps]
+        if store.activations == "static" and unseen:  # nothing was trained, or not this head
+            last = [phase.batch] if phase.task is None and phase.batch is not None else None
+            batches = last or draw_texts(encoder, phase.task, TEXTS, phase.seed, self.name)
+            found |= {name: whole_range(bounds) for name, bounds in input_bounds(encoder, unseen, batches).items()}
         encoder.apply_method(store, {key: plan[key] for key in ("modules", "bits") if key in plan})
         for name, weight in weights.items():
             module, scales = encoder.get_submodule(name), ranges.scales[name]

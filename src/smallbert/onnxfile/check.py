@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +29,20 @@ LENGTHS: tuple[tuple[int, ...], ...] = (
     *((13, 2), (17, 16, 15), (24,), (21, 5), (32, 31), (29,), (48, 2, 17), (64, 33, 20, 9)),
 )
 TEXTS = 64
-FAR = 1e-3  # two scores farther apart than this are not the same
-SWAY, SAME = 0.5, 0.8  # how far rounding to 8 bits may move a probability, and how many predictions stay
+PAIRED = 3  # every third text is a pair
+
+
+class Bound(NamedTuple):
+    """How far a file may be from its encoder: in scores, or in probabilities and by the share of equal predictions."""
+
+    far: float
+    same: float = 0.0
+    of_scores: bool = False
+
+
+EXACT = Bound(1e-3, of_scores=True)
+OWN = Bound(0.1, 0.95)  # both round inputs alike, and float noise moves some of them by a step
+ROUNDED = Bound(0.5, 0.8)  # the file alone rounds to 8 bits
 
 
 def varied_batches(encoder: Encoder, task: Task | None = None, split: str = "dev") -> list[Batch]:
@@ -39,8 +51,12 @@ def varied_batches(encoder: Encoder, task: Task | None = None, split: str = "dev
     if encoder.tokenizer is None:
         return [probe_batch(encoder, tuple(min(one, most) for one in some)) for some in LENGTHS] * 2
     rows = varied_texts(TEXTS)
-    encoded = encoder.tokenizer(rows, truncation=True, max_length=most, return_token_type_ids=True)
-    own = [_pad(encoder, encoded, slice(at, at + 1 + at % 5)) for at in _starts(len(rows))]
+    seconds = [rows[place - 1] if place % PAIRED == 2 else None for place in range(len(rows))]
+    encoded = [
+        encoder.tokenizer(row, second, truncation=True, max_length=most, return_token_type_ids=True)
+        for row, second in zip(rows, seconds, strict=True)
+    ]
+    own = [_pad(encoder, encoded[at : at + 1 + at % 5]) for at in _starts(len(rows))]
     if task is None:
         return own
     stream = tokenise(encoder.tokenizer, _few(task, split), task.kind, usable_length(encoder, None, task))
@@ -61,8 +77,8 @@ def _starts(count: int) -> Iterator[int]:
         at += 1 + at % 5
 
 
-def _pad(encoder: Encoder, encoded: Any, some: slice) -> Batch:
-    ids, types = encoded["input_ids"][some], encoded["token_type_ids"][some]
+def _pad(encoder: Encoder, encoded: list[Any]) -> Batch:
+    ids, types = ([one[name] for one in encoded] for name in ("input_ids", "token_type_ids"))
     longest, pad = max(map(len, ids)), encoder.backbone.config.pad_token_id or 0
 
     def lay(rows: list[list[int]], empty: int) -> Tensor:
@@ -129,19 +145,19 @@ def _least_cosine(one: Tensor, other: Tensor) -> float:
     return float(torch.cosine_similarity(one, other, dim=-1).min())
 
 
-def must_agree(found: dict[str, Any], exact: bool, asked: float | None) -> None:
+def must_agree(found: dict[str, Any], bound: Bound, asked: float | None) -> None:
     """Refuse a file that says something else than the encoder."""
-    far, limit = (found["difference"], asked or FAR) if exact else (found["sway"], asked or SWAY)
+    far, limit = found["difference" if bound.of_scores else "sway"], asked or bound.far
     if not far <= limit:
-        what = "scores" if exact else "probabilities (or vectors)" if found["same"] is None else "probabilities"
+        what = "probabilities (or vectors)" if found["same"] is None else "probabilities"
         raise RunError(
-            f"the ONNX file gives other {what} than the encoder (by {far:.2g}, where {limit:g} is allowed), so it was "
-            "not kept; --max-difference allows more"
+            f"the ONNX file gives other {'scores' if bound.of_scores else what} than the encoder (by {far:.2g}, where "
+            f"{limit:g} is allowed), so it was not kept; `smallbert export` has --max-difference to allow more"
         )
-    if not exact and asked is None and found["same"] is not None and found["same"] < SAME:
+    if asked is None and found["same"] is not None and found["same"] < bound.same:
         raise RunError(
             f"of the predictions of the ONNX file only {found['same']:.0%} are the encoder's, so it was not kept; try "
-            "--calibrate with the task, or --max-difference 0.5 to keep it all the same"
+            "`smallbert export` with --calibrate and the task, or with --max-difference 0.5 to keep it all the same"
         )
 
 

@@ -56,6 +56,18 @@ def keep_few_bits(model: ModelProto, known: dict[str, Stored]) -> int:
     return len(graph.found)
 
 
+def bits_of(part: Stored) -> int:
+    """How many bits a number of a part takes in the model."""
+    return part.grid.bits if isinstance(part, Whole) else getattr(part, "bits", 32)
+
+
+def file_bits(part: Stored) -> int:
+    """How many it takes in a file: 8 where whole numbers are multiplied, else as many as the next type of ONNX has."""
+    if isinstance(part, StoredLinear) and part.activations and part.is_whole:
+        return 8
+    return next((bits for bits in (FEW, 8) if bits_of(part) <= bits), 32)
+
+
 def arithmetic(encoder: Encoder) -> str:
     """What a file multiplies, and what it stores.
 
@@ -67,7 +79,7 @@ def arithmetic(encoder: Encoder) -> str:
     layers = [part for part in parts if isinstance(part, StoredLinear)]
     whole = [part for part in layers if part.activations and part.is_whole]
     plain = [name for name, part in encoder.named_modules() if type(part) is nn.Linear and not name.endswith(".out")]
-    bits = sorted({part.grid.bits if isinstance(part, Whole) else getattr(part, "bits", 32) for part in parts})
+    bits = sorted({file_bits(part) for part in parts})
     if bits == [8] and layers and len(whole) == len(layers) and not plain:
         return "int8"
     kinds = [name for name, some in (("int8", whole), ("float32", len(whole) < len(layers) or plain)) if some]
