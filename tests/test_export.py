@@ -16,7 +16,7 @@ import onnx
 
 from smallbert.data import longest_input
 from smallbert.errors import RunError, UserError
-from smallbert.export import export_int8, export_onnx, write_onnx
+from smallbert.export import export_hugging_face, export_int8, export_onnx, write_onnx
 from smallbert.model.folders import load_folder, probe_batch, save_folder
 from smallbert.model.quantised import stored_parts
 from smallbert.onnxfile import check
@@ -295,7 +295,7 @@ def test_what_a_check_refuses():
         return compare(encoder, answer, batches)
 
     must_agree(answers(lambda scores: scores + 1e-5), EXACT, None)
-    with pytest.raises(RunError, match="the ONNX file gives scores that are no numbers"):
+    with pytest.raises(RunError, match="the export gives scores that are no numbers"):
         answers(lambda scores: scores * float("nan"))
     flipped = answers(lambda scores: scores.flip(-1))
     assert flipped["sway"] < 0.5 and flipped["same"] == 0
@@ -336,3 +336,17 @@ def test_the_snippet_runs_without_torch(folder, tmp_path):
     assert ran.stdout.strip() == str([encoder.head.labels[row] for row in rows]), ran.stderr
     about = json.loads((tmp_path / "out" / "export.json").read_text())
     assert about["checked"] >= 64 and about["kind"] == "classify" and about["labels"] == ["bad", "good"]
+
+
+def test_a_plain_folder_is_compared_by_transformers_own_forward(tmp_path, monkeypatch):
+    save_folder(run("head", small(layers=1), TASK).encoder, tmp_path / "model")
+    found = export_hugging_face(tmp_path / "model", tmp_path / "plain", task=TASK)
+    assert found["checked"] >= 64 + 24 and found["difference"] < 1e-5 and found["same"] == 1
+    assert "config.json" in found["files"] and "encoder.json" not in found["files"]
+    assert found["bytes"] == (tmp_path / "plain" / "model.safetensors").stat().st_size
+    opened = check.open_hugging_face
+    monkeypatch.setattr(check, "open_hugging_face", lambda *of: lambda inputs: opened(*of)(inputs) + 0.01)
+    with pytest.raises(RunError, match="other scores"):
+        export_hugging_face(tmp_path / "model", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    export_hugging_face(tmp_path / "model", tmp_path / "other", max_difference=0.1)

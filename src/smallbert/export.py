@@ -22,8 +22,16 @@ if TYPE_CHECKING:
     from smallbert.tasks import Task
 
 
-def export_hugging_face(folder: Path | str, out: Path | str) -> dict[str, Any]:
+def export_hugging_face(
+    folder: Path | str,
+    out: Path | str,
+    task: Task | None = None,
+    max_difference: float | None = None,
+    say: Any = None,
+) -> dict[str, Any]:
     """Write what transformers needs and nothing else; a shape it does not know is refused."""
+    from smallbert.onnxfile.check import EXACT, compare, must_agree, open_hugging_face, varied_batches
+
     encoder = with_plain_linears(load_folder(folder))
     with write_folder(_free(out)) as aside:
         inner = aside / "model"
@@ -36,7 +44,11 @@ def export_hugging_face(folder: Path | str, out: Path | str) -> dict[str, Any]:
             if file.name != "encoder.json":
                 file.rename(aside / file.name)
         shutil.rmtree(inner)
-    return {"folder": str(out), "files": sorted(file.name for file in Path(out).iterdir())}
+        found = compare(encoder, open_hugging_face(encoder, aside), varied_batches(encoder, task), say)
+        must_agree(found, EXACT, max_difference)
+        size = sum(file.stat().st_size for file in aside.glob("*.safetensors"))
+    files = sorted(file.name for file in Path(out).iterdir())
+    return {"folder": str(out), "files": files, "bytes": size, "precision": "float32", **found, "notes": []}
 
 
 def export_onnx(

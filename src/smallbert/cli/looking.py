@@ -125,26 +125,23 @@ def export(
         from smallbert.sources import find_model
 
         found_at = find_model(folder, say.line)
-        if to == "hf":
-            found = writing.export_hugging_face(found_at, out)
+        columns = {"text": text, "pair": pair, "label": label, "kind": kind}
+        names = dict.fromkeys(name for name in (task, calibrate) if name)
+        tasks = {name: make.task_from(name, data, None, say.line, **columns) for name in names}
+        settings: dict[str, Any] = {
+            "task": tasks.get(task or calibrate or ""),
+            "max_difference": max_difference,
+            "say": say,
+        }
+        if to == "onnx-int8":
+            found = writing.export_int8(found_at, out, **settings, calibrate=tasks.get(calibrate or ""))
         else:
-            columns = {"text": text, "pair": pair, "label": label, "kind": kind}
-            names = dict.fromkeys(name for name in (task, calibrate) if name)
-            tasks = {name: make.task_from(name, data, None, say.line, **columns) for name in names}
-            settings: dict[str, Any] = {
-                "task": tasks.get(task or calibrate or ""),
-                "max_difference": max_difference,
-                "say": say,
-            }
-            if to == "onnx":
-                found = writing.export_onnx(found_at, out, **settings)
-            else:
-                found = writing.export_int8(found_at, out, **settings, calibrate=tasks.get(calibrate or ""))
+            write = writing.export_onnx if to == "onnx" else writing.export_hugging_face
+            found = write(found_at, out, **settings)
         if json:
             return print_json(found)
         say.show(f"The model is in {out}")
-        if to != "hf":
-            say.show(_agreement(found), *found["notes"])
+        say.show(_agreement(found), *found["notes"])
 
 
 def _agreement(found: dict[str, Any]) -> str:

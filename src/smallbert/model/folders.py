@@ -205,16 +205,26 @@ def _agrees(encoder: Encoder, auto: Any, folder: Path) -> bool:
         inputs["token_type_ids"] = batch.token_type_ids
     training = encoder.training
     encoder.eval()
-    ours, result = encoder(batch), model.to(encoder.device).eval()(**inputs)
+    ours, theirs = encoder(batch), their_scores(encoder, model.to(encoder.device).eval()(**inputs))
     encoder.train(training)
-    if HEAD in encoder.heads and encoder.head.kind == "answer":
-        theirs = torch.stack([result.start_logits, result.end_logits], -1)
-    else:
-        theirs = result.logits if HEAD in encoder.heads else result.last_hidden_state
     if ours.dim() == 3:
         real = batch.tokens()
         ours, theirs = ours[real], theirs[real]
     return ours.shape == theirs.shape and torch.allclose(ours, theirs, atol=1e-4, rtol=1e-3)
+
+
+def load_hugging_face(encoder: Encoder, folder: Path) -> Any:
+    """The model of a folder that was written of an encoder, as transformers loads it."""
+    auto = getattr(transformers, AUTO[encoder.head.kind if HEAD in encoder.heads else None])
+    with quiet():
+        return auto.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+
+
+def their_scores(encoder: Encoder, result: Any) -> Tensor:
+    """What Hugging Face's forward gives, in the shape of our scores."""
+    if HEAD in encoder.heads and encoder.head.kind == "answer":
+        return torch.stack([result.start_logits, result.end_logits], -1)
+    return result.logits if HEAD in encoder.heads else result.last_hidden_state
 
 
 def probe_batch(encoder: Encoder, lengths: tuple[int, ...] = (24, 9, 17)) -> Batch:

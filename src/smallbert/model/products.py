@@ -59,14 +59,14 @@ def code_range(inputs: Tensor, low: Tensor, high: Tensor) -> Inputs:
 def round_tokens(inputs: Tensor) -> Tensor:
     """What rounding each token's inputs to 8 bits leaves of them; gradients pass straight through."""
     with torch.no_grad():
-        made = code_tokens(inputs).real()
+        made = code_tokens(inputs.float()).real().to(inputs.dtype)
     return straight(inputs, made)
 
 
 def round_range(inputs: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """What rounding all inputs by one range leaves of them; gradients pass straight through."""
     with torch.no_grad():
-        made = code_range(inputs, low, high).real().to(inputs.dtype)
+        made = code_range(inputs.float(), low, high).real().to(inputs.dtype)
     return straight(inputs, made)
 
 

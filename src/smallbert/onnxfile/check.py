@@ -1,4 +1,4 @@
-"""Whether an ONNX file says what the encoder says, on texts of many lengths."""
+"""Whether an export says what the encoder says, on texts of many lengths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smallbert.data import STUDENT, longest_input, tokenise, usable_length
 from smallbert.errors import RunError
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
-from smallbert.model.folders import probe_batch
+from smallbert.model.folders import load_hugging_face, probe_batch, their_scores
 from smallbert.onnxfile.sentences import varied_texts
 from smallbert.onnxfile.trace import Plain, named_inputs
 
@@ -105,12 +105,10 @@ def compare(encoder: Encoder, run: Run, batches: list[Batch], say: Any = None) -
             wanted = plain(**inputs)
         given = torch.from_numpy(run({name: tensor.numpy() for name, tensor in inputs.items()}))
         if given.shape != wanted.shape:
-            raise RunError(
-                f"the ONNX file gives scores of shape {tuple(given.shape)}, the encoder {tuple(wanted.shape)}"
-            )
+            raise RunError(f"the export gives scores of shape {tuple(given.shape)}, the encoder {tuple(wanted.shape)}")
         real = inputs["attention_mask"] > 0
         seen = [scores if scores.dim() == 2 else scores[real] for scores in (wanted, given)]
-        for scores, whose in zip(seen, ("the model", "the ONNX file"), strict=True):
+        for scores, whose in zip(seen, ("the model", "the export"), strict=True):
             if not scores.isfinite().all():
                 raise RunError(f"{whose} gives scores that are no numbers (NaN or infinite), so no file was kept")
         worst = max(worst, float((seen[0] - seen[1]).abs().max()))
@@ -151,14 +149,25 @@ def must_agree(found: dict[str, Any], bound: Bound, asked: float | None) -> None
     if not far <= limit:
         what = "probabilities (or vectors)" if found["same"] is None else "probabilities"
         raise RunError(
-            f"the ONNX file gives other {'scores' if bound.of_scores else what} than the encoder (by {far:.2g}, where "
+            f"the export gives other {'scores' if bound.of_scores else what} than the encoder (by {far:.2g}, where "
             f"{limit:g} is allowed), so it was not kept; `smallbert export` has --max-difference to allow more"
         )
     if asked is None and found["same"] is not None and found["same"] < bound.same:
         raise RunError(
-            f"of the predictions of the ONNX file only {found['same']:.0%} are the encoder's, so it was not kept; try "
+            f"of the predictions of the export only {found['same']:.0%} are the encoder's, so it was not kept; try "
             "`smallbert export` with --calibrate and the task, or with --max-difference 0.5 to keep it all the same"
         )
+
+
+def open_hugging_face(encoder: Encoder, folder: Path) -> Run:
+    """The same of a plain Hugging Face folder, by transformers' own forward."""
+    model = load_hugging_face(encoder, folder).eval()
+
+    def run(inputs: dict[str, np.ndarray]) -> np.ndarray:
+        with torch.inference_mode():
+            return their_scores(encoder, model(**{name: torch.from_numpy(one) for name, one in inputs.items()})).numpy()
+
+    return run
 
 
 def open_session(path: Path | str, threads: int | None = None) -> Run:
