@@ -347,7 +347,7 @@ def test_settings_that_cannot_be_meant(recipe, phrase):
 
 def weights_at(phase, progress):
     phase.set_dials(progress)
-    return {name: float(phase._weight(name)) for name in phase._terms}
+    return {name.removeprefix("weight of "): float(phase.dials[name]) for name in phase._products}
 
 
 def test_schedules(pair):

@@ -98,6 +98,22 @@ def test_first_mean_and_rows_agree(made):
 
 @some
 @given(batches())
+def test_shares_of_all_tokens_are_counted_or_known_from_bounds(made):
+    for batch in made[2:]:
+        for one in (batch, replace(batch, present=torch.zeros_like(batch.present)), replace(batch, present=None)):
+            torch.testing.assert_close(one.shares(), one.shares(one.tokens()), rtol=1e-6, atol=0)
+
+
+@some
+@given(batches())
+def test_first_tokens_of_several_layers_at_once(made):
+    for batch in made[2:]:
+        layers = torch.rand(3, *batch.input_ids.shape, 2)
+        assert torch.equal(batch.first(layers), torch.stack([batch.first(layer) for layer in layers]))
+
+
+@some
+@given(batches())
 def test_empty_sequences_give_finite_numbers(made):
     for batch in made[2:]:
         values = torch.ones(*batch.input_ids.shape, 2)

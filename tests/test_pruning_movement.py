@@ -121,7 +121,7 @@ def test_soft_movement_masks_and_gradients(encoder):
     for phase.step, part in ((0, 0.0), (2, 1 - 0.6**3), (5, 1.0), (10, 1.0)):
         phase.set_dials()
         tau, pull = 0.2 * part, 7.0 * part  # the pull grows as the threshold does
-        assert float(phase._weight("soft_movement")) == pytest.approx(pull)
+        assert float(phase.dials["weight of soft_movement"]) == pytest.approx(pull)
         phase.modules.zero_grad()
         loss = phase.loss(everything(encoder))
         loss.backward()

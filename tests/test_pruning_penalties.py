@@ -65,7 +65,7 @@ def test_l0_draws_in_training_only_and_folds_fractions(encoder):
     (method,) = (method for method in phase.methods if method.name == "l0")
     wanted = torch.sigmoid(torch.tensor(0.5 + SHIFT))
     torch.testing.assert_close(method.loss(step)["l0"], wanted)
-    assert float(phase._weight("l0")) == 3.0
+    assert float(phase.dials["weight of l0"]) == 3.0
     phase.fold()
     mask = 1.2 / (1 + math.exp(-0.5)) - 0.1
     for name in maskable(encoder):

@@ -30,7 +30,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from smallbert.data import STUDENT
 from smallbert.errors import UserError
@@ -39,7 +38,17 @@ from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.model.walk import Taps
 from smallbert.sources import folder_read
-from smallbert.training.alignment import MAPS, ON_CHANCES, Pairs, Side, attention_scores, distance, moments, products
+from smallbert.training.alignment import (
+    MAPS,
+    OF_BOTH,
+    ON_CHANCES,
+    Pairs,
+    Side,
+    attention_scores,
+    distance,
+    moments,
+    products,
+)
 from smallbert.training.comparable import (
     check_has_layers,
     check_heads,
@@ -187,19 +196,15 @@ class Align(Method):
             return [_relation(taps[role][layers[0] - 1].float(), batch, heads) for role in self.of]
         if self.what in ("attention", "scores"):
             return [attention_scores(taps["attention"][layers[0] - 1], batch)]
-        if not self._reads_first:
-            read = [taps["hidden"][layer] for layer in layers]
-        elif "first" in taps:
-            read = [taps["first"][layer][:, None] for layer in layers]
-        else:
-            read = [batch.first(taps["hidden"][layer])[:, None] for layer in layers]
-        vectors = torch.stack(read).float()
+        kept = self._reads_first and "first" in taps
+        vectors = torch.stack([taps["first" if kept else "hidden"][layer] for layer in layers])
+        if self._reads_first:
+            vectors = (vectors if kept else batch.first(vectors)).unsqueeze(-2)
+        vectors = vectors.float()
         if move is not None:
             vectors = move(vectors)
-        elif self.transform == "l2":
-            vectors = functional.normalize(vectors, dim=-1)
-        elif self.transform == "norm":
-            vectors = functional.layer_norm(vectors, vectors.shape[-1:])
+        elif self.transform in OF_BOTH:
+            vectors = OF_BOTH[self.transform](vectors)
         if self.what == "gram":
             return [products(vectors[0], batch, 1, 1 / vectors.shape[-1])]
         return [Side(moments(vectors) if self.what == "moments" else vectors)]
@@ -217,14 +222,14 @@ class Align(Method):
         if self._reads_first:
             present = torch.ones(batch.size, device=batch.input_ids.device) if batch.present is None else batch.present
             return present[:, None]
-        chosen = batch.tokens()
+        chosen = None
         if self.tokens == "first":
-            chosen = chosen & (batch.position_ids == 0)
+            chosen = batch.tokens() & (batch.position_ids == 0)
         elif self.tokens in NEEDS:
             marks = batch.guessed() if self.tokens == "masked" else None if batch.words is None else batch.words >= 0
             if marks is None:
                 raise self._needs()
-            chosen = chosen & marks
+            chosen = batch.tokens() & marks
         shares = batch.shares(chosen)
         return batch.rows(shares, 0.0) if self.what in ROWS else shares
 

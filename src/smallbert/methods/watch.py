@@ -40,14 +40,12 @@ class Watch(Method):
         was pruned for good so far (smooth_movement, second_order) is seen as it is either way.
         """
         phase.encoder.eval()
-        dials = {name: dial.clone() for name, dial in phase.dials.items()}
         if self.mask == "final":
             phase.set_dials(1.0)
         with torch.compiler.set_stance("force_eager"):  # compiling a second time for a look now and then does not pay
             found = _look_at_examples(phase, self.examples)
         masks = self._look_at_masks(phase)
-        for name, dial in dials.items():
-            phase.dials[name].copy_(dial)
+        phase.set_dials()
         phase.begin_training()
         if phase.encoder.reading is not None:
             found["mixture"] = _rounded(phase.encoder.reading)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 TAUGHT = "taught "  # how the names of those tensors begin
 
@@ -46,11 +47,11 @@ class Batch:
         return self.bounds is not None
 
     def first(self, values: Tensor) -> Tensor:
-        """The value at each sequence's first token: (sequences, features)."""
+        """The value at each sequence's first token, of one layer or of several: (…, sequences, features)."""
         if self.bounds is None:
-            return values[:, 0]
+            return values[..., 0, :]
         # An empty slot behind the last token has no first token; what it reads instead is not counted anywhere.
-        return values[0].index_select(0, self.bounds[: self.size].long().clamp(max=values.shape[1] - 1))
+        return values.squeeze(-3).index_select(-2, self.bounds[: self.size].long().clamp(max=values.shape[-2] - 1))
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over each sequence's own tokens: (sequences, features)."""
@@ -80,12 +81,16 @@ class Batch:
         cell = self.sequence * self.longest + self.position_ids[0]
         return grid.index_put((cell,), values[0]).unflatten(0, (self.size + 1, self.longest))[: self.size]
 
-    def shares(self, chosen: Tensor) -> Tensor:
-        """What share of its sequence's chosen tokens each chosen token is; those of a sequence add up to one.
+    def shares(self, chosen: Tensor | None = None) -> Tensor:
+        """What share of its sequence's chosen tokens (or of all) each one is; those of a sequence add up to one.
 
         padded, of three tokens each: [[1, 1, 0], [1, 0, 0]]  ->  [[0.5, 0.5, 0], [1, 0, 0]]
         """
-        marks = chosen.float()
+        if chosen is None and self.bounds is not None and self.sequence is not None:
+            each = 1 / self.bounds[: self.size + 1].diff().clamp(min=1)  # which spares counting
+            each = each if self.present is None else each * self.present
+            return functional.pad(each, (0, 1)).index_select(0, self.sequence).unsqueeze(0)
+        marks = (self.tokens() if chosen is None else chosen).float()
         if self.sequence is None:
             return marks / marks.sum(1, keepdim=True).clamp(min=1)
         count = marks.new_zeros(self.size + 1).index_add(0, self.sequence, marks[0])

@@ -23,6 +23,7 @@ from smallbert.model.batch import Batch
 from smallbert.model.surgery import counterpart
 
 Pairs = list[tuple[int, int]]
+TINY = 1e-24  # beside squares
 
 
 # Which layer of the student learns from which of the teacher; layers are numbered from 1.
@@ -91,6 +92,18 @@ def moments(vectors: Tensor) -> Tensor:
     return torch.stack([vectors.mean(-1), vectors.var(-1, correction=0)], -1)
 
 
+def unit(vectors: Tensor) -> Tensor:
+    """Vectors of length one, or of zeros, each way in one kernel where there is one for it."""
+    width = vectors.shape[-1]
+    return functional.rms_norm(vectors, (width,), vectors.new_full((width,), width**-0.5), eps=TINY)
+
+
+OF_BOTH: dict[str, Callable[[Tensor], Tensor]] = {
+    "l2": unit,
+    "norm": lambda vectors: functional.layer_norm(vectors, vectors.shape[-1:]),
+}
+
+
 # How far apart it is: one number a token (and head), zero where both are equal, but for "ce".
 
 
@@ -104,7 +117,7 @@ def _cosine(ours: Tensor, theirs: Tensor, cells: Tensor | None) -> Tensor:
     """1 - cos, as half the squared distance of unit vectors, which is exactly zero for equal ones."""
     if cells is not None:
         ours, theirs = ours * cells, theirs * cells
-    return (functional.normalize(ours, dim=-1) - functional.normalize(theirs, dim=-1)).square().sum(-1) / 2
+    return (unit(ours) - unit(theirs)).square().sum(-1) / 2
 
 
 def _chances(side: Side) -> Tensor:

@@ -31,14 +31,14 @@ class Graphs:
         key = _shape(batches)
         self.seen[key] += 1
         if self.seen[key] <= WARM:
-            return self._as_written(batches)
+            return self._as_written(brought(batches, self.phase.device))
         if key not in self.recorded:
-            self.recorded[key] = self._record(batches)
+            self.recorded[key] = self._record(brought(batches, self.phase.device))
         graph, fixed, loss = self.recorded[key]
         for view, batch in batches.items():
             mine = fixed[view].tensors()
             for name, tensor in batch.tensors().items():
-                mine[name].copy_(tensor, non_blocking=True)
+                mine[name].copy_(tensor, non_blocking=True)  # from where it is, in one go
         graph.replay()
         return loss
 
@@ -62,6 +62,11 @@ class Graphs:
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
             loss = self.step(self.phase, fixed)
         return graph, fixed, loss
+
+
+def brought(batches: Batches, device: torch.device) -> Batches:
+    """The same batches on a device."""
+    return {view: batch.to(device) for view, batch in batches.items()}
 
 
 def _shape(batches: Batches) -> Hashable:

@@ -26,7 +26,7 @@ from smallbert.model.batch import Batch
 from smallbert.processes import processes
 from smallbert.training.checkpoint import load_checkpoint, save_checkpoint
 from smallbert.training.conditions import asked_to_stop, compiled_layers, frozen_parts, other_dropout, pays_to_compile
-from smallbert.training.graphs import Graphs
+from smallbert.training.graphs import Graphs, brought
 from smallbert.training.optimiser import make_optimiser, set_rates, trained_parameters
 from smallbert.training.phase import Phase
 from smallbert.training.schedule import warmup_then_linear
@@ -133,7 +133,7 @@ def _take_steps(
 
 def next_step(phase: Phase, plan: _Plan, take: Callable[[Batches], Tensor]) -> Tensor:
     """Fetch the batch of the step at hand, turn every dial to where it belongs, and take the step."""
-    batches = {view: batch.to(phase.device) for view, batch in plan.get(phase.step).items()}
+    batches = plan.get(phase.step)
     torch.manual_seed(_mix(phase.seed, phase.step, plan.rank))
     phase.set_dials()
     set_rates(phase, warmup_then_linear((phase.step + 1) / (phase.total + 1), phase.settings.warmup))
@@ -185,16 +185,17 @@ def _gradients(parameters: list[nn.Parameter]) -> list[Tensor]:
 
 
 def stepper(phase: Phase) -> Callable[[Batches], Tensor]:
-    """How a step is taken: as written, wrapped by the one method that may, or replayed from a CUDA graph."""
+    """How a step is taken with batches from anywhere: as written, wrapped by the one method that may, or replayed
+    from a CUDA graph."""
     wraps = [wrap for method in phase.methods if (wrap := method.around_step()) is not None]
     if len(wraps) > 1:
         raise UserError("two methods of one phase both wrap the training step; put them into phases of their own")
     if wraps:
-        return lambda batches: wraps[0](phase, batches, take_step)
+        return lambda batches: wraps[0](phase, brought(batches, phase.device), take_step)
     recordable = all(anatomy(model.backbone).recordable for model in phase.readers())
     if phase.device.type == "cuda" and phase.world == 1 and phase.settings.graphs and recordable:
         return Graphs(phase, take_step)
-    return lambda batches: take_step(phase, batches)
+    return lambda batches: take_step(phase, brought(batches, phase.device))
 
 
 class _Plan:

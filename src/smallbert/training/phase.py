@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from smallbert.model.encoder import HEAD, Encoder
 from smallbert.model.heads import losses
 from smallbert.model.walk import Route
 from smallbert.training.precision import HALF, exact_parameters, round_weights, tables
-from smallbert.training.schedule import Schedule, constant
+from smallbert.training.schedule import Product, Schedule, constant
 from smallbert.training.step import Step
 from smallbert.training.teachers import Teachers
 
@@ -73,7 +72,9 @@ class Phase:
         self.teachers = Teachers(self)
         self.diverged = ""
         self.packed = False
-        self._terms: dict[str, list[str]] = {}  # loss term -> the dials that weigh it
+        self._turned: dict[str, float] = {}  # where each dial stands
+        self._products: dict[str, Product] = {}  # what methods say about the weight of each loss term
+        self._weights = torch.zeros(0, device=self.device)  # and what comes of it, in that order, for all at once
         self.seconds = 0.0
         self.optimiser: torch.optim.Optimizer | None = None
         self.say: Callable[[str, int, int, str], None] = lambda stage, done, total, info: None
@@ -199,8 +200,11 @@ class Phase:
     def set_dials(self, progress: float | None = None) -> None:
         """Turn every dial to where the schedule has it at this step, or at another share of the phase."""
         progress = self.step / max(self.total, 1) if progress is None else progress
-        for name, schedule in self.schedules.items():
-            self.dials[name].fill_(schedule.at(progress))
+        every: dict[str, Schedule | Product] = {**self.schedules, **self._products}
+        for name, schedule in every.items():
+            if self._turned.get(name) != (value := schedule.at(progress)):  # most stay where they are
+                self.dials[name].fill_(value)
+                self._turned[name] = value
 
     def weights(self) -> Weights:
         """Every transformed weight, by its name in the encoder, made once for this step."""
@@ -243,12 +247,15 @@ class Phase:
         self.transforms.clear()
 
     def add_term_weights(self) -> None:
-        """Make a dial of each method's say in the weight of each loss term."""
-        for number, method in enumerate(self.methods):
+        """Make a dial of what all methods together say about the weight of each loss term."""
+        said: dict[str, list[Schedule]] = {}
+        for method in self.methods:
             for term, weight in method.weights(self).items():
-                name = f"weight of {term} by {method.name} {number}"
-                self.dial(name, weight)
-                self._terms.setdefault(term, []).append(name)
+                said.setdefault(term, []).append(weight if isinstance(weight, Schedule) else constant(weight))
+        self._products = {weight_of(term): Product(tuple(schedules)) for term, schedules in said.items()}
+        self._weights = torch.zeros(len(said), device=self.device)
+        self.dials.update(zip(self._products, self._weights.unbind(), strict=True))
+        self.set_dials(0.0)
 
     @contextmanager
     def as_seen(self, runs: bool = True) -> Iterator[None]:
@@ -282,21 +289,22 @@ class Phase:
 
     def _weigh(self, terms: dict[str, Tensor]) -> Tensor:
         """The sum of all terms, each times what every method says about it, in as few kernels as can be."""
-        weights = {name: self._weight(name) for name in terms}
-        parts = [value for name, value in terms.items() if weights[name] is None]
-        if weighed := {name: weight for name, weight in weights.items() if weight is not None}:
-            values = torch.stack([terms[name] for name in weighed])
-            parts.append((values * torch.stack(list(weighed.values())).float()).sum())
+        found = {weight_of(name): value for name, value in terms.items()}
+        said = [name for name in self._products if name in found]
+        parts = [value for name, value in found.items() if name not in self._products]
+        if said:
+            whole = len(said) == len(self._products)
+            weights = self._weights if whole else torch.stack([self.dials[name] for name in said])
+            parts.append((torch.stack([found[name] for name in said]) * weights).sum())
         return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
 
-    def _weight(self, name: str) -> Tensor | None:
-        """The product of what every method says about a term; None where none says anything."""
-        dials = [self.dials[dial] for dial in self._terms.get(name, [])]
-        return reduce(torch.mul, dials) if dials else None
+    def _is_off(self, term: str) -> bool:
+        return weight_of(term) in self._products and self._products[weight_of(term)].is_off
 
-    def _is_off(self, name: str) -> bool:
-        said = [self.schedules[dial] for dial in self._terms.get(name, [])]
-        return any(schedule.start == 0 and schedule.end == 0 for schedule in said)
+
+def weight_of(term: str) -> str:
+    """The name of the dial that weighs a loss term."""
+    return f"weight of {term}"
 
 
 def _no_stream() -> Stream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 SHAPES = {
     "constant": lambda share: 1.0,
@@ -44,6 +45,22 @@ class Schedule:
 def constant(value: float) -> Schedule:
     """A value that stays."""
     return Schedule(value, value, shape="constant")
+
+
+@dataclass(frozen=True)
+class Product:
+    """The product of several schedules: what some methods say together."""
+
+    said: tuple[Schedule, ...]
+
+    def at(self, progress: float) -> float:
+        """The value when this share of the phase's steps is done."""
+        return prod(schedule.at(progress) for schedule in self.said)
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it is zero from beginning to end."""
+        return any(schedule.start == 0 and schedule.end == 0 for schedule in self.said)
 
 
 def warmup_then_linear(progress: float, warmup: float) -> float:
