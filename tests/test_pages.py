@@ -91,14 +91,19 @@ def test_other_poolers(heading, folder, arms, tasks):
 
 
 @pytest.mark.parametrize(
-    ("model", "tasks"), [("e5-small", ["sst2", "mrpc", "snli", "qqp"]), ("all-mpnet-base-v2", ["sst2", "mrpc"])]
+    ("study", "tasks"),
+    [
+        ("students/e5-small", ["sst2", "mrpc", "snli", "qqp"]),
+        ("students/all-mpnet-base-v2", ["sst2", "mrpc"]),
+        ("rates/all-mpnet-base-v2", ["sst2", "snli", "qqp"]),
+    ],
 )
-def test_students_and_their_controls(model, tasks, monkeypatch):
+def test_students_and_their_controls(study, tasks, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     from compression import to_table
 
     page = (ROOT / "docs" / "distillation.md").read_text(encoding="utf-8")
-    assert "\n".join(to_table([ROOT / "results" / "students" / model / task for task in tasks])) in page
+    assert "\n".join(to_table([ROOT / "results" / study / task for task in tasks])) in page
 
 
 @pytest.mark.parametrize(
