@@ -16,7 +16,7 @@ squad) seeds=0 dense="finetune(epochs=3, lr=1e-4, batch=64)" again="batch=64" ;;
 esac
 names="float32" recipes="$dense"
 arm() { names+="; $1" recipes+="; $dense | $2"; }
-# Groups of 64 along a row share a scale, which is searched; with feedback, GPTQ on 128 training texts.
+# Groups of 64 along a row share a scale, which is searched; with feedback, GPTQ on 512 training texts.
 grouped() { echo "scope='group', search=True, embeddings=$1"; }
 # A teacher of the same size, the model itself before rounding, as TernaryBERT has it.
 taught="align('hidden') + distill(alpha=1.0) + train(epochs=3, lr=5e-5, $again)"

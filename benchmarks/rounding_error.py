@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--task", default="mrpc")
     parser.add_argument("--data")
-    parser.add_argument("--texts", type=int, default=128, help="of train, that feedback sees")
+    parser.add_argument("--texts", type=int, default=512, help="of train, that feedback sees")
     parser.add_argument("--out", default="results/rounding_error")
     chosen = parser.parse_args()
     encoder, task = start_from(chosen.model).encoder, task_from(chosen.task, chosen.data)

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from toys import batch_of, is_same_state, pairs, phase_of, run, small, toy_task
+from toys import batch_of, check_refused, is_same_state, pairs, phase_of, run, small, toy_task
 
 from smallbert.errors import UserError
 from smallbert.methods.drop_layers import CHOICES
@@ -337,12 +337,23 @@ def test_a_copied_layer_learns_from_the_one_it_was_copied_from(keep, total, kept
         ("mark('')", "any text but ''"),
         ("distill(alpha=0)", "alpha is above 0"),
         ("distill(schedule='fade_in', share=0)", "share above 0"),
+        ("distill(share=0.5)", "is for a schedule"),
+        ("distill(temperature=1e400)", "must be a finite number"),
+        ("align(share=0.5)", "is for a schedule"),
+        ("align('embeddings', layers='last')", "leave out 'last'"),
+        ("align('attention', heads=4)", "settings of relations"),
+        ("align(layers={1: 2, 1: 3})", "stands in this dict twice"),
     ],
 )
 def test_settings_that_cannot_be_meant(recipe, phrase):
     with pytest.raises(UserError, match=phrase) as refusal:
         Recipe(recipe)
     assert "1000000" not in str(refusal.value)
+
+
+def test_a_mark_that_is_misspelt_is_no_folder(pair):
+    recipe = f"mark('big') | student(2) | distill(teacher='bigg') + {WHOLE}"
+    check_refused(recipe, pair[0], TASK, "no mark is called 'bigg'. Did you mean 'big'")
 
 
 def weights_at(phase, progress):
@@ -361,14 +372,16 @@ def test_schedules(pair):
     for step, wanted in {0: (1, 0), 2: (1, 0), 3: (1, 1), 6: (1, 1), 12: (1, 1)}.items():
         assert weights_at(phase, step / 12) == {"task": 0.0, **dict(zip(terms, wanted, strict=True))}
     for schedule, wanted in {"fade_in": (0, 1, 2, 2), "fade_out": (2, 1, 0, 0), "constant": (2, 2, 2, 2)}.items():
-        phase = phase_of(align(folder, schedule=schedule, share=0.5, weight=2.0), student, TASK)
+        share = 1.0 if schedule == "constant" else 0.5
+        phase = phase_of(align(folder, schedule=schedule, share=share, weight=2.0), student, TASK)
         assert [weights_at(phase, x)["align"] for x in (0, 0.25, 0.5, 1)] == list(wanted)
 
 
 def test_a_teachers_scores_come_and_go(pair):
     student, (_, folder) = pair[0], pair[1]["like"]
     for schedule, alphas in {"constant": (0.8, 0.8, 0.8), "fade_in": (0, 0.4, 0.8), "fade_out": (0.8, 0.4, 0)}.items():
-        text = f"distill(teacher={folder!r}, alpha=0.8, schedule={schedule!r}, share=0.5) + {WHOLE}"
+        share = 1.0 if schedule == "constant" else 0.5
+        text = f"distill(teacher={folder!r}, alpha=0.8, schedule={schedule!r}, share={share}) + {WHOLE}"
         phase = phase_of(text, student, TASK)
         for progress, alpha in zip((0.0, 0.25, 0.5), alphas, strict=True):
             assert weights_at(phase, progress) == pytest.approx({"task": 1 - alpha, "distill": alpha})

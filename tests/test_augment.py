@@ -27,6 +27,7 @@ from smallbert.model.heads import UNKNOWN
 from smallbert.model.words import need_word_head, put_word_head
 from smallbert.processes import processes
 from smallbert.recipe import Recipe
+from smallbert.report.traces import draw_watch
 from smallbert.tasks.task import Split
 from smallbert.tiny import WORDS, make_tokenizer
 from smallbert.training.loop import _Plan
@@ -127,6 +128,27 @@ def test_a_teacher_teaches_rows_without_labels(kind):
             each = functional.kl_div(ours.log_softmax(-1), theirs.softmax(-1), reduction="none").sum(-1)
             soft, hard = each[units].mean(), functional.cross_entropy(ours[labels >= 0], labels[labels >= 0])
         torch.testing.assert_close(phase.loss(batches), 0.5 * soft + 0.5 * hard, atol=1e-6, rtol=1e-5)
+
+
+def test_watch_looks_at_texts_whose_label_is_known(tmp_path):
+    task = toy_task("classify", 24)
+    (tmp_path / "more.txt").write_text("\n".join(f"the film was warm {word}" for word in "abcdefghijkl" * 6))
+    tuned = run("finetune(epochs=1, batch=8)", small(), task, judge=False).encoder
+    found = {}
+    for name, more in {
+        "none": "",
+        "more": f"unlabelled({str(tmp_path / 'more.txt')!r}) + ",
+        "all": "unlabelled + ",
+    }.items():
+        recipe = f"{more}distill(alpha=1.0) + watch(1, 24) + train(epochs=1, batch=96, lr=1e-9)"
+        (found[name],) = run(recipe, tuned, task, judge=False).traces["watch"]
+    none, some, all_unknown = (found[name]["value"] for name in ("none", "more", "all"))
+    assert none["accuracy"] is not None and none["gradients"][-1] > 0
+    for what in ("accuracy", "loss", "gradients", "spread", "largest"):
+        assert some[what] == pytest.approx(none[what], rel=1e-3), what
+    assert all_unknown["loss"] is None and all_unknown["accuracy"] is None and set(all_unknown["gradients"]) == {None}
+    assert all_unknown["largest"] == none["largest"]
+    assert draw_watch([found["all"]], "nothing is known").axes
 
 
 def test_unlabelled_brings_texts(tmp_path):

@@ -416,6 +416,32 @@ def test_progress_without_a_terminal_is_a_line_for_each_long_stage(capsys):
     assert capsys.readouterr().out == "a result\n"
 
 
+def test_progress_without_a_terminal_says_more_rarely_how_far_a_long_stage_is():
+    now, stream = [0.0], io.StringIO()
+    with Progress(stream, clock=lambda: now[0]) as say:
+        for second in range(0, 200, 5):
+            now[0] = float(second)
+            say("training", second, 200, "loss 0.5")
+        now[0] = 1000.0
+        for second in (0, 40):
+            now[0] += second
+            say("going on", 9000 + 10 * second, 10000)
+        say("waiting")
+        now[0] += 40.0
+        say("waiting")
+    assert stream.getvalue().split("\n") == [
+        "training: 30 of 200, loss 0.5 (30 s, about 170 s left)",
+        "training: 60 of 200, loss 0.5 (60 s, about 140 s left)",
+        "training: 120 of 200, loss 0.5 (120 s, about 80 s left)",
+        "training: 195 of 200, loss 0.5 (1000 s)",
+        "going on: 9,400 of 10,000 (40 s, about 60 s left)",
+        "going on: 9,400 of 10,000 (40 s)",
+        "waiting: (40 s)",
+        "waiting: (40 s)",
+        "",
+    ]
+
+
 def test_progress_on_a_terminal_is_a_bar_that_leaves_stdout_alone(capsys):
     stream = Terminal()
     with Progress(stream) as say:

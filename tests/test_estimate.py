@@ -78,7 +78,7 @@ def uneven():
         ("head", LATE, "the model has 2 layers"),
         ("head | quantize", f"{SHORT} | student(2, width=8, start='slice')", "out of plain weights"),
         ("head | quantize", f"{SHORT} | lstm(6, inner=5)", "in few bits already"),
-        ("head", f"{SHORT} | bottleneck(2, 24, 8, 4, embed=17)", "which cannot become 17"),
+        ("head", f"{SHORT} | bottleneck(2, 24, 8, 4, embed=17)", "words of the student would have 17"),
         ("head", f"{SHORT} | sparse", "prune first"),
         ("head", f"{SHORT} | mix_layers | {SHORT} | mix_layers", "there can be only one"),
         (

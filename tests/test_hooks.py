@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from toys import batch_of, is_same_state, run, scores_of, small, state_of, stream_of, toy_task
+from toys import batch_of, check_refused, is_same_state, run, scores_of, small, state_of, stream_of, toy_task
 
 from smallbert.data import Stream
 from smallbert.errors import UserError
@@ -246,6 +246,16 @@ def test_loss_weights_follow_schedules(trained):
     for step, (task, size, total) in enumerate(seen):
         weight, stairs = 1 - step / 6, 0.0 if step < 3 else 1.0
         assert total == pytest.approx(weight * task + stairs * size + 0.5 * task, abs=1e-5)
+
+
+def test_a_dial_that_weighs_a_loss_belongs_to_nobody_else(trained):
+    class Heavy(Method):
+        """Turns a dial that is taken."""
+
+        def attach(self, phase: Any) -> None:
+            phase.dial("weight of task", 3.0)
+
+    check_refused(f"heavy + distill + {PLAIN}", trained, TASK, "rename it")
 
 
 def test_weights_of_one_term_multiply_and_one_term_has_one_author(trained):

@@ -206,6 +206,12 @@ def test_watch_looks_with_the_current_or_the_final_mask_and_says_which(encoder):
     assert [look["kept"][0] for look in found["current"][0]] == pytest.approx(ramp, abs=0.005)
     assert [look["kept"][0] for look in found["final"][0]] == pytest.approx([0.25] * 3, abs=0.005)
     assert found["current"][0][0]["loss"] != found["final"][0][0]["loss"]
+    phase = phase_of(f"movement(0.25, begin=0.0, finish=1.0) + watch(2, mask='final') + {SIX}", encoder, TASK)
+    phase.step, phase.total = 3, 6
+    phase.set_dials()
+    before = {name: float(dial) for name, dial in phase.dials.items()}
+    next(method for method in phase.methods if method.name == "watch").look(phase)
+    assert {name: float(dial) for name, dial in phase.dials.items()} == before
 
 
 def test_watch_sees_masks_as_in_use_and_zeros_that_are_stored(encoder):

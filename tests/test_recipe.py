@@ -265,7 +265,7 @@ def test_any_text_is_a_recipe_or_a_user_error(text: str) -> None:
         ("toy_shrink(which=first)", "If it is text, write it in quotes: 'first'", "first"),
         ("toy_teach | toy_shrink(13)", "keep must not be 13", "toy_shrink(13)"),
         ("toy_teach(alpha=None)", "alpha must be float, but None (NoneType) was given", None),
-        ("toy_teach(alpha=1e999)", "alpha must be float, but inf (float) was given", None),
+        ("toy_teach(alpha=1e999)", "alpha must be a finite number, but inf (float) was given", None),
         ("toy_teach(teacher=3)", "teacher must be str or None, but 3 (int) was given", None),
         ("toy_teach(teacher=toy_shrink)", "teacher must be str or None", None),
         ("toy_odd(numbers=['a'])", "numbers must be list of int, but ['a'] (list) was given", None),

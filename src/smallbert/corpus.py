@@ -25,7 +25,11 @@ _GOLDEN, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476
 def text_files(text: str, who: str) -> list[Path]:
     """The files that a setting names: one, or all in a folder, by name."""
     path = Path(text).expanduser()
-    files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+    files = sorted(
+        file
+        for file in path.rglob("*")
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
     found = files if path.is_dir() else [path]
     if not found:
         raise UserError(f"{who}: the folder {text!r} has no file in it; give a plain text file, or a folder of them")

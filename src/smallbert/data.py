@@ -73,9 +73,22 @@ class Stream:
 
     def labelled(self, index: np.ndarray) -> int:
         """How many of those have a label."""
-        known = self._labels_of(index)
-        known = ~np.isnan(known) if self.kind == "regress" else known >= 0
-        return int((known[:, 0] if self.kind == "answer" else known).sum())
+        return int(self._is_known(index).sum())
+
+    def _is_known(self, index: np.ndarray) -> np.ndarray:
+        """Of each loss that these sequences give, whether it has a label."""
+        labels = self._labels_of(index)
+        known = ~np.isnan(labels) if self.kind == "regress" else labels >= 0
+        return known[:, 0] if self.kind == "answer" else known
+
+    @cached_property
+    def is_labelled(self) -> np.ndarray:
+        """Of each sequence, whether it has a label, one token at least."""
+        if not self.is_partly_labelled:
+            return np.ones(len(self), bool)
+        if self.kind in BY_TOKEN:
+            return np.array([self.labelled(np.array([number])) > 0 for number in range(len(self))])
+        return self._is_known(np.arange(len(self)))
 
     @cached_property
     def is_partly_labelled(self) -> bool:

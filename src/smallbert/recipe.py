@@ -248,7 +248,10 @@ def _value(node: ast.AST | None, text: str) -> Any:
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return [_value(item, text) for item in items]
         case ast.Dict(keys=keys, values=items) if all(type(constant(key)) in (str, int) for key in keys):
-            return {constant(key): _value(item, text) for key, item in zip(keys, items, strict=True)}
+            found = [constant(key) for key in keys]
+            if len({str(key) for key in found}) < len(found):
+                raise error_at("a key stands in this dict twice; write pairs as a list, [[1, 2], [1, 3]]", node, text)
+            return {key: _value(item, text) for key, item in zip(found, items, strict=True)}
         case ast.Name(id=name) if not any(name in names for names in (METHODS, PRESETS, RESERVED)):
             raise _unknown(name, node, text, f" If it is text, write it in quotes: {name!r}.")
         case ast.Name() | ast.Call() | ast.BinOp(op=ast.BitOr() | ast.Add() | ast.Sub()):

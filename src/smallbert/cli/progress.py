@@ -1,4 +1,4 @@
-"""Progress on stderr: a moving bar on a terminal, elsewhere one line for each stage that took a while."""
+"""Progress on stderr: a moving bar on a terminal, elsewhere lines, more rarely the longer a stage takes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 LEAST = 2.0  # seconds; a stage that ends sooner leaves no line
+FIRST, RAREST = 30.0, 600.0  # seconds until a stage says how far it is, and at most between two such lines
 WIDTH = 120  # columns, where there is no terminal to ask
 NARROW = 100
 
@@ -24,7 +25,7 @@ class Progress:
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic, mute: bool = False):
         """Show progress on a stream (stderr), or nowhere if mute."""
         self.stream, self.clock, self.mute = stream or sys.stderr, clock, mute
-        self.stage, self.begun, self.told = "", 0.0, ""
+        self.stage, self.begun, self.first, self.due, self.told = "", 0.0, 0, 0.0, ""
         self.bars: Any = None
         self.bar: Any = None
 
@@ -45,7 +46,8 @@ class Progress:
             return
         if stage != self.stage:
             self._end()
-            self.stage, self.begun = stage, self.clock()
+            self.stage, self.begun, self.first = stage, self.clock(), done
+            self.due = self.begun + FIRST
             if self.bars is not None:
                 self.bar = self.bars.add_task(stage, total=None, info="")
         count = f"{done:,} of {total:,}" if total else ""
@@ -55,6 +57,8 @@ class Progress:
             self.bars.start()
         if total and done >= total:
             self._end()
+        elif self.bars is None and self.clock() >= self.due:
+            self._say_how_far(done, total)
 
     def line(self, text: str) -> None:
         """Say one line, above the bar if there is one."""
@@ -69,6 +73,14 @@ class Progress:
         for thing in things:
             _narrow(thing, console.width)
             console.print(thing, soft_wrap=isinstance(thing, str), markup=False, highlight=False)
+
+    def _say_how_far(self, done: int, total: int) -> None:
+        """One line in between, where there is no bar; the next when the stage has taken twice as long."""
+        took = self.clock() - self.begun
+        made = done - self.first  # a stage may go on where an earlier run left it
+        left = f", about {took / made * (total - done):.0f} s left" if made > 0 and total else ""
+        print(f"{self.stage}: {self.told + ' ' if self.told else ''}({took:.0f} s{left})", file=self.stream, flush=True)
+        self.due = self.clock() + min(took, RAREST)
 
     def _pause(self) -> None:
         """Take the bar away until there is more to say."""

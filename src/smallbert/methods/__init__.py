@@ -170,7 +170,8 @@ class Method(Combines):
         except TypeError:
             near = did_you_mean(value, [str(choice) for choice in get_args(hint)]) if isinstance(value, str) else ""
             given = f"{_shown(value)} ({type(value).__name__})"
-            raise UserError(f"{self.name}: {name} must be {_describe(hint)}, but {given} was given.{near}") from None
+            wanted = "a finite number" if isinstance(value, float) and not math.isfinite(value) else _describe(hint)
+            raise UserError(f"{self.name}: {name} must be {wanted}, but {given} was given.{near}") from None
 
     # The hooks, in the order a phase calls them. Types are left open here so that this file stays light.
 

@@ -102,10 +102,14 @@ class Align(Method):
             raise UserError(f"align: of {self.what} the transform is {' or '.join(known)}, not {self.transform!r}")
         if not self.of or not set(self.of) <= set("qkv") or len(set(self.of)) < len(self.of):
             raise UserError(f"align: of names what relations are of, such as 'qkv' or 'v', not {self.of!r}")
+        if self.what == "embeddings" and self.layers != "uniform":
+            raise UserError(f"align('embeddings') compares what comes before all layers; leave out {self.layers!r}")
         if not isinstance(self.layers, str):
-            if self.what == "embeddings":
-                raise UserError(f"align('embeddings') compares what comes before all layers; leave out {self.layers}")
             self._pairs(MANY, MANY)
+        if self.what != "relations" and (self.heads or self.of != "qkv"):
+            raise UserError(f"align: heads and of are settings of relations; {self.what} has none, so leave them out")
+        if self.schedule == "constant" and self.share != 1:
+            raise UserError(f"align: share={self.share} is for a schedule; write one, such as schedule='fade_in'")
 
     def reads(self, marks: Collection[str] = ()) -> str:
         """A teacher in a folder."""

@@ -74,7 +74,7 @@ class Augment(Method):
             find_model(self.model)
         finder = phase.marks.get(self.model) if self.model else phase.encoder
         if finder is not None and "masked" in self._ways():
-            check_word_head(finder, FINDER)
+            check_word_head(finder, FINDER, "; or take words that are near, ways='nearest'")
 
     def rows(self, phase: Any, rows: Any) -> Any:
         """The rows so far, and behind them the copies."""

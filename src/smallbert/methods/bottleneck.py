@@ -44,7 +44,7 @@ class Bottleneck(Method):
         """The config of the new model."""
         check_bare(encoder, self.name)
         if self.words == "copy":
-            check_words(encoder, self.embed)
+            check_words(encoder, self.embed, self.name)
         old = encoder.backbone.config
         config = MobileBertConfig(
             vocab_size=old.vocab_size,

@@ -49,6 +49,8 @@ class Distill(Method):
                 "distill: alpha is above 0 and at most 1, temperature above 0, share above 0 and at most 1, not "
                 f"{self.alpha}, {self.temperature} and {self.share}"
             )
+        if self.schedule == "constant" and self.share != 1:
+            raise UserError(f"distill: share={self.share} is for a schedule; write one, such as schedule='fade_in'")
         if self.length is not None and self.length < 8:
             raise UserError(
                 f"distill: length is how many tokens of a text the teacher reads, 8 or more, not {self.length}"

@@ -42,7 +42,7 @@ class Lstm(Method):
         old, end = encoder.backbone.config, getattr(encoder.tokenizer, "sep_token_id", None)
         table: Any = words(encoder.backbone)
         if self.words == "copy":
-            check_words(encoder, self.embed or table.embedding_dim)
+            check_words(encoder, self.embed or table.embedding_dim, self.name)
         reads = READS.get(kind, "pair" if pairs else "text")
         if reads == "pair" and end is None and encoder.device.type != "meta":  # an estimate may not know the tokenizer
             raise UserError(

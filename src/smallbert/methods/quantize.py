@@ -22,7 +22,7 @@ from smallbert.progress import tell
 from smallbert.training.calibrate import draw_texts, input_bounds, input_products, whole_range
 
 Bits = Literal[8, 4, 3, 2, 1]
-TEXTS = 128  # that ranges of inputs are found on
+TEXTS = 512  # that ranges of inputs and feedback are found on
 
 
 class Quantize(Method):

@@ -149,7 +149,10 @@ class Student(Method):
                 )
             return list(self.layers)
         if self.layers > total:
-            raise UserError(f"student: {self.layers} layers were asked for, but the model has {total}")
+            raise UserError(
+                f"student: {self.layers} layers were asked for, but the model has {total}, and its student has as many "
+                "at most"
+            )
         return CHOICES[self.which](self.layers, total)
 
     def _sizes(self, old: dict[str, int]) -> dict[str, int]:

@@ -64,24 +64,31 @@ class Watch(Method):
             layers.setdefault(name.removeprefix(stem).split(".")[0], []).append(name)
         found: dict[str, Any] = {"mask": self.mask}
         found["kept"] = [_share(seen[name] for name in names) for names in layers.values()]
+        if before is None and phase.step > self.steps:
+            phase.notes.append("watch: what changed up to the first look after going on from a checkpoint is not known")
         if before is not None:
             found["churn"] = [_share(seen[name] ^ before[name] for name in names) for names in layers.values()]
         return found
 
 
 def _look_at_examples(phase: Any, examples: int) -> dict[str, Any]:
-    """Loss, accuracy, the share of the commonest prediction, and what each hidden state's first token is like."""
-    chosen = np.random.default_rng(0).permutation(len(phase.stream))[:examples]
-    batch = make_batch(phase.stream, chosen, Layout(False, 0)).to(phase.device)
+    """Loss, accuracy, the share of the commonest prediction, and what each hidden state's first token is like.
+
+    The examples have labels; where none has, there is no loss to tell, and nothing that it pulls at.
+    """
+    drawn, stream = np.random.default_rng(0).permutation(len(phase.stream)), phase.stream
+    labelled = drawn[stream.is_labelled[drawn]]
+    known = len(labelled) > 0
+    batch = make_batch(stream, (labelled if known else drawn)[:examples], Layout(False, 0)).to(phase.device)
     with torch.enable_grad():
         step = phase.look_at({STUDENT: batch})
         loss = step.mean(losses(phase.encoder.heads[phase.head], step.scores, batch))
-        hidden = [state for state in step.states.hidden if state.requires_grad]
+        hidden = [state for state in step.states.hidden if state.requires_grad and known]
         gradients = torch.autograd.grad(loss, hidden, allow_unused=True) if hidden else ()
     firsts = [batch.first(state).detach().float() for state in step.states.hidden]
     sizes = [None if one is None else float(batch.first(one).float().norm(dim=-1).mean()) for one in gradients]
     found: dict[str, Any] = {
-        "loss": round(float(loss.detach()), 4),
+        "loss": round(float(loss.detach()), 4) if known else None,
         # How strongly the loss pulls at each state; None where a frozen part lies below or nothing reads it.
         "gradients": _rounded([None] * (len(firsts) - len(sizes)) + sizes),
         # How much texts differ there, as a share of the state's own size: near 0, the state says nothing of the text.
@@ -89,7 +96,7 @@ def _look_at_examples(phase: Any, examples: int) -> dict[str, Any]:
     }
     if phase.encoder.heads[phase.head].kind == "classify":
         guess = step.scores.argmax(-1)
-        found["accuracy"] = round(100 * float((guess == batch.labels).float().mean()), 2)
+        found["accuracy"] = round(100 * float((guess == batch.labels).float().mean()), 2) if known else None
         found["largest"] = round(100 * float(guess.bincount().max()) / len(guess), 2)
     return found
 

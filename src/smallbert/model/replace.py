@@ -133,13 +133,16 @@ def _trim_heads(encoder: Encoder, heads: int, size: int) -> None:
         backbone.encoder.relative_attention_bias = nn.Embedding(old.num_embeddings, heads)
 
 
-def check_words(encoder: Encoder, size: int) -> None:
+def check_words(encoder: Encoder, size: int, method: str) -> None:
     """Refuse word embeddings that cannot be had in `size` numbers each."""
     table: Any = getattr(words(encoder.backbone), "weight", None)
     if not isinstance(table, nn.Parameter):
         raise UserError("the word embeddings are stored in few bits already; put what rounds them behind the student")
     if size > table.shape[1]:
-        raise UserError(f"the teacher's words have {table.shape[1]} numbers each, which cannot become {size}")
+        raise UserError(
+            f"{method}: words of the student would have {size} numbers each, but the teacher's have {table.shape[1]}; "
+            f"write {method}(embed={table.shape[1]}) or fewer"
+        )
 
 
 def reduced_words(encoder: Encoder, size: int) -> Tensor:

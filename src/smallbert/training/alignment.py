@@ -93,7 +93,7 @@ def moments(vectors: Tensor) -> Tensor:
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Vectors of length one, or of zeros, each way in one kernel where there is one for it."""
+    """Vectors of length one, or next to zero if they were, each way in one kernel where there is one for it."""
     width = vectors.shape[-1]
     return functional.rms_norm(vectors, (width,), vectors.new_full((width,), width**-0.5), eps=TINY)
 

@@ -24,7 +24,7 @@ def check_has_layers(model: Encoder) -> None:
 def check_inside(model: Encoder, what: str, roles: str) -> None:
     """Refuse layers without these parts, and layers that see other tokens than the batch has."""
     if model.stride is not None:
-        raise UserError(f"align: layers with a stride read joined tokens, so {what} differ; compare 'hidden'")
+        raise UserError(f"align: layers with a stride read joined tokens, so {what!r} cannot be compared, 'hidden' can")
     for role in roles:
         part(model.backbone, layers(model.backbone)[0], role)
 
@@ -34,7 +34,8 @@ def check_tokens(student: Encoder, teacher: Encoder) -> None:
     if not same_tokens(teacher.tokenizer, student.tokenizer):
         raise UserError(
             "align compares token by token, but the teacher cuts texts into other tokens than the student; "
-            "take a teacher with the student's tokenizer, or use distill"
+            "take a teacher with the student's tokenizer, or use distill; trim_vocabulary belongs before the "
+            "teacher's training, or at the end"
         )
 
 

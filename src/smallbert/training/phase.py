@@ -252,6 +252,8 @@ class Phase:
         for method in self.methods:
             for term, weight in method.weights(self).items():
                 said.setdefault(term, []).append(weight if isinstance(weight, Schedule) else constant(weight))
+        if taken := next((name for name in map(weight_of, said) if name in self.dials), None):
+            raise UserError(f"a method of this phase turns a dial called {taken!r}, which weighs a loss; rename it")
         self._products = {weight_of(term): Product(tuple(schedules)) for term, schedules in said.items()}
         self._weights = torch.zeros(len(said), device=self.device)
         self.dials.update(zip(self._products, self._weights.unbind(), strict=True))

@@ -16,6 +16,7 @@ from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder, Seen, load
 from smallbert.model.walk import Taps
 from smallbert.model.words import WORDS
+from smallbert.registry import did_you_mean
 from smallbert.sources import find_model, folder_read
 from smallbert.training.precision import rounded_copy
 
@@ -73,6 +74,9 @@ class Teachers(dict[str, Teacher]):
                 f"this phase needs a trained teacher, and nothing was trained yet{other if came != now else ''}: start "
                 "from a fine-tuned model, put finetune before it, or write teacher='folder'"
             )
+        marks = [mark for mark in self.phase.marks if mark != "latest"]
+        if near := did_you_mean(name, marks):
+            raise UserError(f"no mark is called {name!r}.{near} A teacher in a folder is written with its path")
         find_model(name)
         return _shape_of(name, folder_read(name))
 
