@@ -80,6 +80,7 @@ def uneven():
         ("head | quantize", f"{SHORT} | lstm(6, inner=5)", "in few bits already"),
         ("head", f"{SHORT} | bottleneck(2, 24, 8, 4, embed=17)", "words of the student would have 17"),
         ("head", f"{SHORT} | sparse", "prune first"),
+        ("head", f"{SHORT} | codebook | sparse", "prune first"),
         ("head", f"{SHORT} | mix_layers | {SHORT} | mix_layers", "there can be only one"),
         (
             "head",

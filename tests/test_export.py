@@ -1,9 +1,12 @@
 """ONNX files: same scores for every family and structure, few bits stay few, integers where inputs are rounded."""
 
+import ast
+import io
 import json
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
 
 import numpy as np
 import pytest
@@ -344,6 +347,13 @@ def test_a_plain_folder_is_compared_by_transformers_own_forward(tmp_path, monkey
     assert found["checked"] >= 64 + 24 and found["difference"] < 1e-5 and found["same"] == 1
     assert "config.json" in found["files"] and "encoder.json" not in found["files"]
     assert found["bytes"] == (tmp_path / "plain" / "model.safetensors").stat().st_size
+    page = (tmp_path / "plain" / "README.md").read_text(encoding="utf-8")
+    assert f"on {found['checked']} texts" in page
+    monkeypatch.chdir(tmp_path / "plain")
+    said = io.StringIO()
+    with redirect_stdout(said):
+        exec(page.split("```python\n")[1].split("```")[0], {})
+    assert set(ast.literal_eval(said.getvalue())) <= {"bad", "good"}
     opened = check.open_hugging_face
     monkeypatch.setattr(check, "open_hugging_face", lambda *of: lambda inputs: opened(*of)(inputs) + 0.01)
     with pytest.raises(RunError, match="other scores"):

@@ -260,6 +260,14 @@ def test_a_broken_folder_of_ours_is_refused_in_one_sentence(damage, layout, enco
     assert "model" in sentence or "shrink_rays" in sentence
 
 
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_tokenizer_that_cannot_be_read_is_not_called_missing(file, encoder, tmp_path):
+    save_folder(encoder, tmp_path / "model")
+    (tmp_path / "model" / file).write_text("{ broken")
+    with pytest.raises(UserError, match=r"^the tokenizer in .* cannot be read .*; put tokenizer\.json and"):
+        load_folder(tmp_path / "model")
+
+
 def test_what_a_damaged_history_led_to_stays_behind_the_sentence(encoder, tmp_path):
     save_folder(encoder, tmp_path / "model")
     rewrite(tmp_path / "model" / "encoder.json", history=[{"step": "quantize", "plan": {}}])

@@ -31,6 +31,7 @@ def export_hugging_face(
 ) -> dict[str, Any]:
     """Write what transformers needs and nothing else; a shape it does not know is refused."""
     from smallbert.onnxfile.check import EXACT, compare, must_agree, open_hugging_face, varied_batches
+    from smallbert.onnxfile.readme import make_plain_readme
 
     encoder = with_plain_linears(load_folder(folder))
     with write_folder(_free(out)) as aside:
@@ -47,6 +48,9 @@ def export_hugging_face(
         found = compare(encoder, open_hugging_face(encoder, aside), varied_batches(encoder, task), say)
         must_agree(found, EXACT, max_difference)
         size = sum(file.stat().st_size for file in aside.glob("*.safetensors"))
+        kind = encoder.head.kind if HEAD in encoder.heads else None
+        page = make_plain_readme({"bytes": size, **found}, kind, Path(folder).resolve().name)
+        write_text(aside / "README.md", page)
     files = sorted(file.name for file in Path(out).iterdir())
     return {"folder": str(out), "files": files, "bytes": size, "precision": "float32", **found, "notes": []}
 

@@ -9,6 +9,7 @@ With feedback, which the paper does not have, weights go to centroids column by 
 errors of earlier ones (GPTQ); outliers, which are stored in full, make up for all they can.
 """
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -48,8 +49,13 @@ class Codebook(Method):
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """What is stored so, and how many outliers each has."""
         names = some_roundable(encoder, self.name)
-        counts = {name: int(find_outliers(encoder.get_submodule(name).weight, self.outliers).sum()) for name in names}
-        return {"outliers": counts}
+        return {"outliers": {name: self._count(encoder.get_submodule(name).weight) for name in names}}
+
+    def _count(self, weight: Tensor) -> int:
+        """How many outliers a matrix has; one whose weights are not known yet, as many as a normal distribution."""
+        if weight.is_meta:
+            return round(weight.numel() * math.erfc(self.outliers / math.sqrt(2)))
+        return int(find_outliers(weight, self.outliers).sum())
 
     def build(self, encoder: Any, plan: dict[str, Any]) -> None:
         """Put empty modules in their places."""

@@ -92,8 +92,9 @@ def _rebuild(path: Path, saved: dict[str, Any]) -> Encoder:
         raise UserError(f"{path} was written by a newer smallbert (format {form}); upgrade smallbert to load it")
     if lost := [name for name in ("config", "history", "layout", "source") if name not in saved]:
         raise UserError(f"{file} does not say its {lost[0]}; {AGAIN}")
+    tokenizer = load_tokenizer(path)
     try:
-        encoder = skeleton(saved["config"], load_tokenizer(path))
+        encoder = skeleton(saved["config"], tokenizer)
         encoder.source = saved["source"]
         encoder.replay(saved["history"])
     except UserError as error:

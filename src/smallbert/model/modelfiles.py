@@ -80,8 +80,12 @@ def load_tokenizer(path: Path) -> Any:
         return None  # transformers would make up one that knows no word
     try:
         return transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError):
-        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        said = str(error).strip().split("\n")[0]
+        raise UserError(
+            f"the tokenizer in {path} cannot be read ({type(error).__name__}: {said}); put tokenizer.json and "
+            "tokenizer_config.json of the same model there again"
+        ) from None
 
 
 @contextmanager
