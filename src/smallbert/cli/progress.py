@@ -79,8 +79,12 @@ class Progress:
         took = self.clock() - self.begun
         made = done - self.first  # a stage may go on where an earlier run left it
         left = f", about {took / made * (total - done):.0f} s left" if made > 0 and total else ""
-        print(f"{self.stage}: {self.told + ' ' if self.told else ''}({took:.0f} s{left})", file=self.stream, flush=True)
+        self._print_stage(took, left)
         self.due = self.clock() + min(took, RAREST)
+
+    def _print_stage(self, took: float, left: str = "") -> None:
+        told = f"{self.told} " if self.told else ""
+        print(f"{self.stage}: {told}({took:.0f} s{left})", file=self.stream, flush=True)
 
     def _pause(self) -> None:
         """Take the bar away until there is more to say."""
@@ -92,7 +96,7 @@ class Progress:
             return
         took = self.clock() - self.begun
         if self.bars is None and took >= LEAST:
-            print(f"{self.stage}: {self.told + ' ' if self.told else ''}({took:.0f} s)", file=self.stream, flush=True)
+            self._print_stage(took)
         if self.bar is not None:
             self.bars.remove_task(self.bar)
         self.stage, self.told, self.bar = "", "", None
