@@ -87,6 +87,7 @@ CHAINS = [
     f"drop_layers(2) + ternary(embeddings=8) + {SHORT} | finetune(epochs=1, batch=8)",
     "gate_layers | codebook(3, embeddings=4) | finetune(epochs=1, batch=8) | drop_layers(2)",
     "quantize(8, activations='static', smooth=0.5) | drop_layers(2)",
+    "quantize(8, activations='static', smooth='search') | drop_layers(2)",
 ]
 
 

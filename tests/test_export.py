@@ -19,7 +19,7 @@ import onnx
 
 from smallbert.data import longest_input
 from smallbert.errors import RunError, UserError
-from smallbert.export import export_hugging_face, export_int8, export_onnx, write_onnx
+from smallbert.export import export_hugging_face, export_int8, export_onnx, make_int8, write_onnx
 from smallbert.model.folders import load_folder, probe_batch, save_folder
 from smallbert.model.quantised import stored_parts
 from smallbert.onnxfile import check
@@ -108,6 +108,63 @@ def test_rounded_inputs_multiply_integers(tmp_path):
     assert kinds(model).count("MatMulInteger") == 7  # six a layer, one in the head
     assert kinds(model).count("QuantizeLinear") < 7  # q, k and v share one
     assert found["difference"] < 1e-6 < 0.05 * spread_of(encoder) and found["same"] == 1
+
+
+@pytest.mark.parametrize("centre", [True, False])
+def test_every_layer_with_fixed_ranges_runs_in_whole_numbers(centre, tmp_path):
+    import onnxruntime
+
+    recipe = f"head | quantize(8, 'static', symmetric={centre}, smooth='search', texts=16)"
+    encoder = run(recipe, small(layers=1), TASK).encoder
+    _, found, _ = written(encoder, tmp_path)
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    onnxruntime.InferenceSession(next(tmp_path.glob("model*.onnx")), options)
+    run_as = kinds(onnx.load(tmp_path / "optimised.onnx"))
+    assert run_as.count("MatMulIntegerToFloat") == 7 and "FusedGemm" not in run_as
+    assert run_as.count("Gemm") == 1  # what gives the scores stays real
+    assert found["difference"] < 1e-5
+
+
+@pytest.mark.parametrize(("inputs", "bits"), [("True", 8), pytest.param("'static'", 4, marks=slow)])
+def test_weights_off_centre_multiply_integers(inputs, bits, tmp_path):
+    encoder = run(f"head | quantize({bits}, {inputs}, symmetric=False)", small(layers=1), TASK).encoder
+    model, found, notes = written(encoder, tmp_path)
+    assert found["difference"] < 1e-5 and found["same"] == 1 and not any("not rounded" in note for note in notes)
+    assert arithmetic(encoder).startswith("int8")
+    assert kinds(model).count("MatMulInteger") == (7 if inputs == "True" else 0)
+    weights = [one for one in model.graph.initializer if one.data_type == onnx.TensorProto.UINT8 and len(one.dims) == 2]
+    assert len(weights) == 7
+
+
+@pytest.mark.parametrize("inputs", ["'static'", pytest.param("True", marks=slow)])
+def test_factors_of_inputs_go_along(inputs, tmp_path):
+    recipe = f"head | quantize(8, {inputs}, smooth='search', texts=16)"
+    encoder = run(recipe, small(layers=1), TASK).encoder
+    parts = [part for part in stored_parts(encoder).values() if getattr(part, "input_factor", None) is not None]
+    assert len(parts) == 6 and all((part.input_factor != 1).any() for part in parts)
+    model, found, _ = written(encoder, tmp_path)
+    assert found["difference"] < 1e-5 and found["same"] == 1
+    factors = [one.name for one in model.graph.initializer if one.name.endswith("input factor")]
+    assert len(factors) == 5  # q, which at the end reads first tokens only; k and v; up; down; the head
+
+
+def test_int8_keeps_ranges_that_were_learned(tmp_path):
+    recipe = "head | quantize_aware(4, activations='static', scope='group', group=4) + train(epochs=1, batch=8)"
+    encoder = run(recipe, small(layers=1), TASK).encoder
+    eight = make_int8(encoder)
+    learned = {name: part.input_range for name, part in stored_parts(encoder).items() if hasattr(part, "input_range")}
+    assert learned and arithmetic(eight) == "int8"
+    for name, found in learned.items():
+        assert torch.equal(eight.get_submodule(name).input_range, found)
+        torch.testing.assert_close(
+            eight.get_submodule(name).real(), encoder.get_submodule(name).real(), atol=0.02, rtol=0
+        )
+    smoothed = run("head | quantize(4, 'static', 'group', group=4, smooth='search')", small(layers=1), TASK).encoder
+    eight = make_int8(smoothed)
+    name = "heads.task.dense"
+    assert torch.equal(eight.get_submodule(name).input_factor, smoothed.get_submodule(name).input_factor)
+    assert eight.get_submodule(name).is_whole
 
 
 @slow

@@ -21,6 +21,7 @@ from smallbert.model.anatomy import linears
 from smallbert.model.feedback import code_on, output_error, round_with_feedback
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.packing import pack, packed_size, unpack
+from smallbert.model.products import code_tokens, multiply
 from smallbert.model.quantised import (
     StoredLinear,
     WholeEmbedding,
@@ -30,11 +31,12 @@ from smallbert.model.quantised import (
     with_real_weights,
 )
 from smallbert.model.rounding import Grid, encode, fit, rounded
-from smallbert.model.smoothing import smooth, smoothable
+from smallbert.model.smoothing import Reader, factor_of, search_factor, smooth, smoothable
 from smallbert.training.calibrate import draw_texts, input_bounds, input_products, watch_inputs
 
 TASK = toy_task("pair", 16)
 SCOPES = ("tensor", "row", "group")
+GROUPED = {"tensor": "", "row": "", "group": ", group=6"}
 
 
 def draw(*shape, seed=0):
@@ -146,7 +148,7 @@ def with_rounded(encoder, method_grid):
 
 
 RECIPES = [
-    *(f"quantize({bits}, scope='{scope}', group=6)" for bits in (8, 4, 3, 2, 1) for scope in SCOPES),
+    *(f"quantize({bits}, scope='{scope}'{GROUPED[scope]})" for bits in (8, 4, 3, 2, 1) for scope in SCOPES),
     *(f"quantize({bits}, scope='group', group=6, symmetric=False)" for bits in (8, 3)),
     "quantize(2, embeddings=4)",
 ]
@@ -299,7 +301,10 @@ def test_smoothing_changes_nothing_but_where_outliers_are(family):
     after, pairs = before.copy(), smoothable(before)
     texts = draw_texts(before, TASK, 8, 0, "test")
     layers = [pair["layer"] for pair in pairs]
-    smooth(after, pairs, input_bounds(before, layers, texts), 0.5)
+    bounds = input_bounds(before, layers, texts)
+    for pair in pairs:
+        weight = after.get_submodule(pair["layer"]).weight.detach()
+        smooth(after, pair, factor_of([weight], bounds[pair["layer"]], 0.5))
     assert len(pairs) >= len(before.backbone.get_submodule(_stack(before))) and len(set(layers)) == len(layers)
     torch.testing.assert_close(scores_of(after, TASK), scores_of(before, TASK), atol=1e-5, rtol=1e-4)
     assert not torch.equal(state_of(after)[f"{layers[0]}.weight"], state_of(before)[f"{layers[0]}.weight"])
@@ -309,6 +314,73 @@ def test_smoothing_changes_nothing_but_where_outliers_are(family):
             used = peaks > 0  # a ReLU may let nothing of a feature through
             assert used.sum() > len(used) / 2
             torch.testing.assert_close(peaks[used], columns[used], atol=1e-4, rtol=1e-3)
+
+
+def test_a_search_finds_the_neuron_that_takes_the_range_from_all_others():
+    chance = torch.Generator().manual_seed(0)
+    rows, weight = torch.randn(200, 32, generator=chance), torch.randn(24, 32, generator=chance)
+    rows[::50, 3] *= 300
+    bounds, reader = torch.stack([rows.amin(0), rows.amax(0)]), Reader(weight, Grid(8))
+
+    def error(factor):  # by hand: 256 steps for all inputs, 255 for each row of weights
+        given, columns = (rows * factor).double(), (weight / factor).double()
+        step = (given.max().clamp(min=0) - given.min().clamp(max=0)) / 255
+        row = columns.abs().amax(1, keepdim=True) / 127
+        made = (given / step).round() * step @ ((columns / row).round() * row).T
+        return float((made - rows.double() @ weight.double().T).square().sum())
+
+    found = search_factor([reader], bounds, rows, fixed=True)
+    assert error(found) < 0.1 * error(torch.ones(32))
+    assert found[3] < 0.2 * found[[0, 1, 2, *range(4, 32)]].min()
+    tried = [error(factor_of([weight], bounds, strength)) for strength in (0.25, 0.5, 0.75, 1.0)]
+    assert error(found) < 1.2 * min(tried)
+    quiet = rows.clone()
+    quiet[:, 5] *= 1e-4  # a feature that hardly speaks in these texts is made no louder than the usual one
+    found = search_factor([reader], torch.stack([quiet.amin(0), quiet.amax(0)]), quiet, fixed=True)
+    assert found[5] < 10 * found.median()
+
+
+@pytest.mark.parametrize("inputs", ["True", "'static'"])
+def test_layers_scale_their_own_inputs(family, inputs, tmp_path):
+    before = run("head", small(family), TASK).encoder
+    result = run(f"quantize(activations={inputs}, smooth='search', texts=16)", before, TASK).encoder
+    plan, parts = result.history[-1]["plan"], stored_parts(result)
+    assert plan["scaled"] and not {pair["layer"] for pair in plan["smoothed"]} & set(plan["scaled"])
+    changed = {pair["before"] for pair in plan["smoothed"]}  # which took factors of others over
+    for name in set(plan["scaled"]) - changed:  # the same matrix as before, whatever it is divided by in store
+        part, weight = parts[name], before.get_submodule(name).weight
+        assert part.input_factor.min() > 0 and part.input_factor.shape == (part.in_features,)
+        step = part.scale[:, None] * part.input_factor
+        assert ((part.real() - weight).abs() <= 0.51 * step).all()
+    assert any((parts[name].input_factor != 1).any() for name in plan["scaled"])
+    torch.testing.assert_close(scores_of(result, TASK), scores_of(before, TASK), atol=0.05, rtol=0)
+    save_folder(result, tmp_path / "model")
+    assert torch.equal(scores_of(load_folder(tmp_path / "model"), TASK), scores_of(result, TASK))
+
+
+def test_layers_that_read_the_same_have_the_same_factors(encoder):
+    result = run("quantize(activations='static', smooth='search', texts=16)", encoder, TASK).encoder
+    same = result.backbone.encoder.layer[0].attention.self
+    assert torch.equal(same.query.input_factor, same.key.input_factor)
+    assert torch.equal(same.query.input_factor, same.value.input_factor)
+    assert torch.equal(same.query.input_range, same.value.input_range)
+    up = result.backbone.encoder.layer[0].intermediate.dense
+    assert not torch.equal(same.query.input_factor, up.input_factor)
+
+
+@pytest.mark.parametrize("inputs", ["True", "'static'"])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_weights_off_centre_multiply_whole_numbers(encoder, inputs, bits):
+    for scope in ("row", "tensor"):
+        recipe = f"quantize({bits}, {inputs}, scope='{scope}', symmetric=False)"
+        layer = run(recipe, encoder, TASK).encoder.get_submodule("heads.task.dense").eval()
+        assert layer.is_whole and layer.zero.min() > 0
+        codes, scale, zero = layer.whole()
+        torch.testing.assert_close((codes - zero[:, None]) * scale[:, None], layer.real())
+        given = draw(5, 16)
+        torch.testing.assert_close(layer(given), layer.train()(given), atol=1e-5, rtol=1e-4)
+        factor, coded = layer._factor(), code_tokens(given)
+        torch.testing.assert_close(multiply(coded, factor, None), coded.real() @ layer.real().T, atol=1e-5, rtol=1e-4)
 
 
 def _stack(encoder):
@@ -422,7 +494,7 @@ def test_feedback_has_nothing_to_do_where_inputs_do_not_go_together():
 @pytest.mark.parametrize("way", ["quantize(3", "codebook(2, outliers=2.5"])
 def test_feedback_in_a_recipe_brings_outputs_nearer(encoder, way):
     texts = draw_texts(encoder, TASK, 16, 0, "test")
-    plain, fed = (run(f"{way}, feedback={on}, texts=16)", encoder, TASK).encoder for on in (False, True))
+    plain, fed = (run(f"{way}{more})", encoder, TASK).encoder for more in ("", ", feedback=True, texts=16"))
     layers = [name for name, part in stored_parts(fed).items() if isinstance(part, StoredLinear)]
     products = input_products(encoder, layers, texts)
     assert set(products) == set(layers)
@@ -521,6 +593,12 @@ def test_outliers_are_far_and_stay_as_they_are(encoder, tmp_path):
         ("quantize(4, scope='group', group=0)", "group is how many numbers"),
         ("quantize(1, symmetric=False)", "one bit is a sign"),
         ("quantize(smooth=0.5)", "needs activations"),
+        ("quantize(smooth='search')", "needs activations"),
+        ("quantize(activations=True, smooth='much')", "'search'"),
+        ("quantize(8, group=16)", "no effect where a row shares a scale"),
+        ("quantize_aware(8, group=16) + train(epochs=1)", "no effect where a row shares a scale"),
+        ("quantize(4, scope='group', group=100000)", "longer than any row of this model"),
+        ("quantize(8, texts=32)", "texts=32 has no effect"),
         ("quantize(activations='static', smooth=1.0)", "smooth is a strength"),
         ("quantize(texts=0)", "texts is how many"),
         ("quantize(4) | quantize(3)", "no real-valued matrix left to round"),

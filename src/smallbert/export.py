@@ -7,12 +7,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from smallbert.data import longest_input
 from smallbert.errors import UserError
 from smallbert.files import write_folder, write_json, write_text
 from smallbert.model.encoder import HEAD, Encoder, fingerprint
 from smallbert.model.folders import load_folder, save_folder
-from smallbert.model.quantised import StoredLinear, stored_parts, with_real_weights
+from smallbert.model.quantised import StoredLinear, roundable, stored_parts, with_real_weights
 from smallbert.model.zeros import sparse_linears, with_plain_linears
 from smallbert.progress import saying
 
@@ -100,33 +102,54 @@ def export_int8(
 
 def make_int8(encoder: Encoder, calibrate: Task | None = None) -> Encoder:
     """A copy that stores 8-bit rows and rounds the inputs of its layers."""
-    from smallbert.methods import METHODS
+    from smallbert.methods.quantize import Quantize
 
-    method = METHODS["quantize"](bits=8, activations="static" if calibrate is not None else True)
+    ranges = _learned_ranges(encoder) if calibrate is None else {}
+    method = Quantize(8, "static" if ranges else True)
+    if calibrate is not None:
+        method = Quantize(8, "static", smooth="search")
     plain = with_real_weights(with_plain_linears(encoder.copy()))
     plan, small = method.plan(plain, calibrate), plain.copy()
+    if ranges:
+        plan["scaled"] = [name for name, part in ranges.items() if part.input_factor is not None]
     small.apply_method(method, plan)
-    method.fill(small, plain, plan, calibrate, 0)
+    if not ranges:
+        method.fill(small, plain, plan, calibrate, 0)
+        return small.eval()
+    for name, part in ranges.items():
+        learned = {key: value for key, value in part.state_dict().items() if key.startswith("input_")}
+        small.get_submodule(name).load_state_dict(learned, strict=False)
+    method.write(small, plain, plan["modules"])
     return small.eval()
+
+
+def _learned_ranges(encoder: Encoder) -> dict[str, StoredLinear]:
+    """The layers by name, if all of them round inputs by ranges of their own, which were found or learned before."""
+    layers = {name: part for name, part in stored_parts(encoder).items() if isinstance(part, StoredLinear)}
+    plain = any(type(encoder.get_submodule(name)) is nn.Linear for name in roundable(encoder))
+    known = not plain and all(part.activations == "static" for part in layers.values())
+    return layers if known else {}
 
 
 def fix_ranges(encoder: Encoder, batches: list[Batch]) -> Encoder:
     """A copy whose layers round their inputs by ranges found on some texts, where each token had its own."""
     from smallbert.methods.quantize import set_ranges
-    from smallbert.training.calibrate import input_bounds, whole_range
+    from smallbert.model.smoothing import whole_range
+    from smallbert.training.calibrate import input_bounds
 
     small = encoder.copy().eval()
-    names = [name for name, part in stored_parts(small).items() if getattr(part, "activations", False) is True]
-    if not names:
+    parts = {name: part for name, part in stored_parts(small).items() if isinstance(part, StoredLinear)}
+    parts = {name: part for name, part in parts.items() if part.activations is True}
+    if not parts:
         raise UserError(
             "--calibrate was given, and the inputs of this model have fixed ranges already, those it was made with; "
             "leave --calibrate out, or start from the model before that"
         )
-    found = input_bounds(encoder, names, batches)
-    for part in stored_parts(small).values():
-        if isinstance(part, StoredLinear) and part.activations is True:
-            part.fix_range()
-    set_ranges(small, {name: whole_range(bounds) for name, bounds in found.items()})
+    found = input_bounds(encoder, parts, batches)
+    for part in parts.values():
+        part.fix_range()
+    factors = {name: 1.0 if part.input_factor is None else part.input_factor for name, part in parts.items()}
+    set_ranges(small, {name: whole_range(bounds * factors[name]) for name, bounds in found.items()})
     return small
 
 
@@ -195,7 +218,7 @@ def write_onnx(encoder: Encoder, path: Path) -> list[str]:
     parts = {name: part for name, part in stored_parts(encoder).items() if name.split(".")[0] != "pooler"}
     by_token = [part for part in parts.values() if getattr(part, "activations", False) is True]
     if not all(part.is_whole for part in by_token):
-        notes.append("Inputs of layers are not rounded: no operator takes groups of weights or weights off centre.")
+        notes.append("Inputs of layers are not rounded: no operator multiplies groups of weights in whole numbers.")
     elif by_token:
         notes.append("Inputs are rounded token by token; ranges fixed with --calibrate TASK run about a tenth faster.")
     plain = with_real_weights(encoder.copy())
@@ -206,7 +229,7 @@ def write_onnx(encoder: Encoder, path: Path) -> list[str]:
         kept = keep_few_bits(model, known)
         more = any(file_bits(part) > bits_of(part) for part in parts.values())
         note = f"{kept} of {len(parts)} matrices are stored in few bits"
-        notes.append(f"{note}; ONNX has types of 4 and of 8, and the next one was taken." if more else f"{note}.")
+        notes.append(f"{note}; a file has types of 4 and of 8, and the next one was taken." if more else f"{note}.")
     avoid_slow_fusions(model)
     onnx.save(model, str(path))
     return notes

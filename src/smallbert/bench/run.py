@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +60,7 @@ def bench(
         "split": split,
     }
     record["headline"] = task.metrics[0] if task is not None else None
-    record |= {"choice": None, "machine": machine(), "versions": _versions()}
+    record |= {"choice": None, "machine": machine(), "versions": versions()}
     if task is not None:
         record["choice"] = choose(record, max_drop)
     return record
@@ -77,14 +76,6 @@ def check_variants(variants: list[Variant], lengths: list[int], task: Task | Non
     if task is not None:
         for one in variants:
             check_head(one, task, one.name)
-
-
-def _versions() -> dict[str, str]:
-    """Those of a card, and that of what runs exports."""
-    try:
-        return {**versions(), "onnxruntime": version("onnxruntime")}
-    except PackageNotFoundError:
-        return versions()
 
 
 def _time(variants: list[Variant], batch: int, length: int, threads: int, seconds: float) -> list[dict[str, Any]]:

@@ -79,7 +79,7 @@ FIELDS: dict[str, Field] = {
     "machine": Field("the machine it ran on", (dict,)),
 }
 SCORE_PARTS = ("value", "stderr", "n", "low", "high")
-_PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "numpy")
+_PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "numpy", "onnxruntime")
 
 
 def make_card(**fields: Any) -> Card:

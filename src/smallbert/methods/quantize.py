@@ -2,14 +2,15 @@
 
 quantize(8)                                     a quarter of the bytes
 quantize(8, activations=True)                   inputs rounded token by token: int8 products on a CPU
-quantize(8, activations="static", smooth=0.5)   by ranges found on training texts, outliers moved into weights
+quantize(8, activations="static", smooth="search")          by ranges of training texts, outliers moved into weights
 quantize(3, scope="group", search=True, feedback=True)      GPTQ: later columns make up for the rounding of earlier ones
 """
 
+from collections import defaultdict
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
@@ -17,12 +18,14 @@ from smallbert.model.anatomy import replace_module
 from smallbert.model.feedback import code_on, round_with_feedback
 from smallbert.model.quantised import Activations, WholeEmbedding, WholeLinear, roundable
 from smallbert.model.rounding import Grid, Scope, encode, fit
-from smallbert.model.smoothing import smooth, smoothable
+from smallbert.model.smoothing import Reader, factor_of, search_factor, smooth, smoothable, whole_range
 from smallbert.progress import tell
-from smallbert.training.calibrate import draw_texts, input_bounds, input_products, whole_range
+from smallbert.training.calibrate import draw_texts, input_products, sample_inputs
 
 Bits = Literal[8, 4, 3, 2, 1]
 TEXTS = 512  # that ranges of inputs and feedback are found on
+TOKENS = 512  # of these texts, that a search for factors of inputs looks at
+GROUP = 64
 
 
 class Quantize(Method):
@@ -33,31 +36,42 @@ class Quantize(Method):
     bits: Bits = 8
     activations: Activations = False  # round inputs to 8 bits too: True token by token, "static" by ranges of train
     scope: Scope = "row"  # what shares a scale
-    group: int = 64
+    group: int = GROUP
     symmetric: bool = True
     embeddings: Bits | None = None  # None: as many bits as the layers
     search: bool = False  # for each scale, of which rounding is nearest, instead of that which holds the largest number
     feedback: bool = False
-    smooth: float = 0.0
+    smooth: float | Literal["search"] = 0.0  # "search": of each layer the strength that leaves the least error
     texts: int = TEXTS  # of train, that ranges and feedback are found on
 
     def check(self) -> None:
         """Settings that fit each other."""
         check_grid(self)
-        if not 0 <= self.smooth < 1 or (self.smooth and not self.activations):
+        known = self.smooth == "search" or (isinstance(self.smooth, int | float) and 0 <= self.smooth < 1)
+        if not known or (self.smooth and not self.activations):
             raise UserError(
-                f"{self.name}: smooth is a strength from 0 to below 1, and helps to round inputs, so that it needs "
-                f"activations=True or activations='static'; {self.smooth} and {self.activations!r} were given"
+                f"{self.name}: smooth is a strength from 0 to below 1, or 'search', and helps to round inputs, so that "
+                f"it needs activations=True or activations='static', not {self.smooth!r} and {self.activations!r}"
             )
         if self.texts < 1:
             raise UserError(f"{self.name}: texts is how many texts are looked at, 1 or more, not {self.texts}")
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
-        """What is stored small, and which layers can be smoothed."""
+        """What is stored small, which layers are smoothed by what is before them, and which scale inputs themselves."""
         plan: dict[str, Any] = {"modules": some_roundable(encoder, self.name)}
+        check_group(self, self.name, encoder, plan["modules"])
+        if self.texts != TEXTS and not (self.feedback or self.smooth or self.activations == "static"):
+            raise UserError(
+                f"{self.name}: texts={self.texts} has no effect, since no text is read; leave it out, or add "
+                "feedback=True or activations='static'"
+            )
         check_signs(self.name, self.bits, bool(encoder.held("zeros")))
         if self.smooth:
             plan["smoothed"] = [pair for pair in smoothable(encoder) if pair["layer"] in plan["modules"]]
+        if self.smooth == "search":
+            done = {pair["layer"] for pair in plan["smoothed"]}
+            linear = [name for name in plan["modules"] if isinstance(encoder.get_submodule(name), nn.Linear)]
+            plan["scaled"] = [name for name in linear if name not in done]
         return plan
 
     def build(self, encoder: Any, plan: dict[str, Any]) -> None:
@@ -66,7 +80,8 @@ class Quantize(Method):
             old = encoder.get_submodule(name)
             grid = self.grid_of(old, plan.get("bits", {}).get(name))
             table = isinstance(old, nn.Embedding)
-            new = WholeEmbedding(old, grid) if table else WholeLinear(old, self.activations, grid)
+            scales = name in plan.get("scaled", ())
+            new = WholeEmbedding(old, grid) if table else WholeLinear(old, self.activations, grid, scales)
             replace_module(encoder, name, new.to(encoder.device))
 
     def grid_of(self, module: nn.Module, bits: int | None = None) -> Grid:
@@ -75,29 +90,70 @@ class Quantize(Method):
         return Grid(bits or mine, self.scope, self.group, self.symmetric)
 
     def fill(self, encoder: Any, before: Any, plan: dict[str, Any], task: Any, seed: int) -> None:
-        """Smooth, look at inputs and round, as far as each is asked for."""
+        """Look at inputs, smooth and round, as far as each is asked for."""
         layers = [name for name in plan["modules"] if isinstance(encoder.get_submodule(name), WholeLinear)]
-        looks = self.feedback or self.activations == "static" or plan.get("smoothed")
+        looks = self.feedback or self.activations == "static" or self.smooth
         batches = draw_texts(before, task, self.texts, seed, self.name) if looks else []
-        if plan.get("smoothed"):
-            before = before.copy()
-            bounds = input_bounds(before, [pair["layer"] for pair in plan["smoothed"]], batches)
-            smooth(before, plan["smoothed"], bounds, self.smooth)
-            with torch.no_grad():
-                for name, parameter in encoder.named_parameters():
-                    parameter.copy_(before.get_parameter(name))
-        if self.activations == "static":
-            set_ranges(encoder, {n: whole_range(b) for n, b in input_bounds(before, layers, batches).items()})
         products = input_products(before, layers, batches) if self.feedback else {}
-        for number, name in enumerate(plan["modules"]):
+        if self.smooth or self.activations == "static":
+            count = TOKENS if self.smooth == "search" else 0
+            bounds, rows = sample_inputs(before, layers, batches, count, seed)
+            if self.smooth:
+                before = before.copy()
+                factors = self._smooth(encoder, before, plan, bounds, rows)
+                for name, factor in factors.items():
+                    bounds[name] = bounds[name] * factor
+                    if name in products:
+                        products[name] *= torch.outer(factor, factor)
+            if self.activations == "static":
+                set_ranges(encoder, {name: whole_range(found) for name, found in bounds.items()})
+        self.write(encoder, before, plan["modules"], products)
+
+    def _smooth(
+        self, encoder: Any, before: Any, plan: dict[str, Any], bounds: dict[str, Tensor], rows: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Find the factors of each layer's inputs, and give them to the layer or to what is before it."""
+
+        def find(names: list[str]) -> Tensor:
+            weights, (first, *_) = [before.get_submodule(name).weight.detach() for name in names], names
+            if not isinstance(self.smooth, str):
+                return factor_of(weights, bounds[first], self.smooth)
+            grids = [encoder.get_submodule(name).grid for name in names]
+            readers = [Reader(*one) for one in zip(weights, grids, strict=True)]
+            return search_factor(readers, bounds[first], rows[first], self.activations == "static")
+
+        found: dict[str, Tensor] = {}
+        for pair in plan["smoothed"]:
+            if (layer := pair["layer"]) in bounds:
+                found[layer] = find([layer])
+                smooth(before, pair, found[layer])
+        same: dict[bytes, list[str]] = defaultdict(list)  # layers that read the same inputs, which have the same bounds
+        for name in plan.get("scaled", ()):
+            if name in bounds:
+                same[bounds[name].cpu().numpy().tobytes()].append(name)
+        for number, names in enumerate(same.values()):
+            found |= dict.fromkeys(names, find(names))
+            tell("searching factors of inputs", number + 1, len(same))
+        with torch.no_grad():
+            for name, parameter in encoder.named_parameters():
+                parameter.copy_(before.get_parameter(name))
+            for name in found.keys() & set(plan.get("scaled", ())):
+                encoder.get_submodule(name).input_factor.copy_(found[name])
+        return found
+
+    def write(self, encoder: Any, before: Any, names: list[str], products: dict[str, Tensor] | None = None) -> None:
+        """Store the matrices of these modules, with feedback for those whose inputs are known by their products."""
+        for number, name in enumerate(names):
             module, weight = encoder.get_submodule(name), before.get_submodule(name).weight.detach()
+            if getattr(module, "input_factor", None) is not None:
+                weight = weight / module.input_factor
             scales = fit(weight, module.grid, self.search)
-            if name in products:
+            if products and name in products:
                 codes, _ = round_with_feedback(weight, products[name], code_on(module.grid, scales, weight.shape))
             else:
                 codes = encode(weight, scales, module.grid)
             module.write(codes, *scales)
-            tell("rounding", number + 1, len(plan["modules"]))
+            tell("rounding", number + 1, len(names))
 
 
 def check_grid(method: Any) -> None:
@@ -107,6 +163,21 @@ def check_grid(method: Any) -> None:
     few = 1 in (method.bits, method.embeddings)
     if few and not method.symmetric:
         raise UserError(f"{method.name}: one bit is a sign, so that it is symmetric; leave symmetric=False out")
+
+
+def check_group(store: Quantize, method: str, encoder: Any, names: list[str]) -> None:
+    """Refuse groups that no row of a model fills, or that have no effect; not on loading, where they do no harm."""
+    if store.group != GROUP and store.scope != "group":
+        raise UserError(
+            f"{method}: group={store.group} has no effect where a {store.scope} shares a scale; add scope='group', or "
+            "leave group out"
+        )
+    widest = max(encoder.get_submodule(name).weight.shape[1] for name in names)
+    if store.scope == "group" and store.group > max(widest, GROUP):  # a small model may be given the usual one
+        raise UserError(
+            f"{method}: a group of {store.group} is longer than any row of this model, of which the longest has "
+            f"{widest} numbers; give a smaller group, or scope='row'"
+        )
 
 
 def check_signs(name: str, bits: int, is_pruned: bool) -> None:

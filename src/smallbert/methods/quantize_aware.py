@@ -13,11 +13,21 @@ from torch import nn
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.methods.quantize import TEXTS, Bits, Quantize, check_grid, check_signs, set_ranges, some_roundable
+from smallbert.methods.quantize import (
+    TEXTS,
+    Bits,
+    Quantize,
+    check_grid,
+    check_group,
+    check_signs,
+    set_ranges,
+    some_roundable,
+)
 from smallbert.model.quantised import Activations
 from smallbert.model.rounding import Scope, encode
+from smallbert.model.smoothing import whole_range
 from smallbert.training.aware import Ranges, Rule, round_inputs_seen, round_weights_seen, to_best, to_nearest
-from smallbert.training.calibrate import draw_texts, input_bounds, whole_range
+from smallbert.training.calibrate import draw_texts, input_bounds
 from smallbert.training.masks import MASK_STAGE
 
 DECAY = 0.9999
@@ -31,7 +41,9 @@ class Aware(Method, shared=True):
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """What is rounded."""
-        return {"modules": some_roundable(encoder, self.name)}
+        names = some_roundable(encoder, self.name)
+        check_group(self.storage(), self.name, encoder, names)
+        return {"modules": names}
 
     def storage(self) -> Quantize:
         """The method that stores what was learned."""

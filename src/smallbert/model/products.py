@@ -30,10 +30,13 @@ class Inputs(NamedTuple):
 
 
 class Factor(NamedTuple):
-    """What whole inputs are multiplied with: 8-bit codes (outputs, inputs), and the scale and the sum of each row."""
+    """What whole inputs are multiplied with: 8-bit codes (outputs, inputs), and of each row its scale, the code of zero
+    where that is not 0, and the sum of its codes less that.
+    """
 
     codes: Tensor
     scale: Tensor
+    zero: Tensor | None
     sums: Tensor
 
 
@@ -73,7 +76,10 @@ def round_range(inputs: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 def multiply(inputs: Inputs, factor: Factor, bias: Tensor | None) -> Tensor:
     """The product of whole numbers, made real at the end."""
-    product = torch._int_mm(inputs.codes.to(torch.int8).flatten(0, -2), factor.codes.t())
+    codes = inputs.codes.to(torch.int8).flatten(0, -2)
+    product = torch._int_mm(codes, factor.codes.t())
+    if factor.zero is not None:
+        product -= codes.sum(-1, keepdim=True, dtype=torch.int32) * factor.zero
     if inputs.zero is not None:
         product -= inputs.zero.int() * factor.sums
     real = product.view(*inputs.codes.shape[:-1], -1) * factor.scale

@@ -12,7 +12,7 @@ from torch.nn import functional
 from smallbert.model.anatomy import replace_module
 from smallbert.model.kept import Keeping
 from smallbert.model.packing import pack, packed_size, unpack
-from smallbert.model.products import Factor, are_exact, code_range, code_tokens, multiply
+from smallbert.model.products import MIDDLE, Factor, are_exact, code_range, code_tokens, multiply
 from smallbert.model.rounding import Grid, spread, straight, to_steps
 
 if TYPE_CHECKING:
@@ -32,29 +32,32 @@ class Stored(Keeping):
 
     @property
     def is_whole(self) -> bool:
-        """Whether each row is whole numbers times one scale, so that it can be multiplied as such."""
+        """Whether each row is whole numbers of one scale, so that it can be multiplied as such."""
         return False
 
-    def whole(self) -> tuple[Tensor, Tensor]:
-        """Those whole numbers, in 8 bits, and the scale of each row."""
+    def whole(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Those whole numbers, in 8 bits with a sign, and of each row the scale and which number is zero, if not 0."""
         raise NotImplementedError
 
 
 class StoredLinear(Stored):
     """A linear layer; with `activations` its inputs are rounded to 8 bits too, token by token or by a fixed range.
 
-    A CPU then multiplies whole numbers, which is faster.
+    A CPU then multiplies whole numbers, which is faster. A layer that `scales` multiplies its inputs by a factor for
+    each feature before it rounds them, and stores columns that are smaller by that.
     """
 
     input_range: Tensor
+    input_factor: Tensor | None
 
-    def __init__(self, old: nn.Linear, activations: Activations = False):
+    def __init__(self, old: nn.Linear, activations: Activations = False, scales: bool = False):
         """The bias stays as it was."""
         super().__init__()
         self.in_features, self.out_features = old.in_features, old.out_features
         self.activations: Activations = activations
         self.shape = (old.out_features, old.in_features)
         self.bias = old.bias
+        self.register_buffer("input_factor", torch.ones(old.in_features) if scales else None)
         if activations == "static":
             self.fix_range()
 
@@ -67,17 +70,20 @@ class StoredLinear(Stored):
         """Multiply."""
         if self.activations:
             with torch.no_grad():
-                fixed = self.activations == "static"
-                coded = code_range(inputs.float(), *self.input_range) if fixed else code_tokens(inputs.float())
+                fixed, factor = self.activations == "static", self.input_factor
+                given = inputs.float() if factor is None else inputs.float() * factor
+                coded = code_range(given, *self.input_range) if fixed else code_tokens(given)
             if self._multiplies_whole(inputs):
                 return multiply(coded, self._keep("whole", torch.int8, self._factor), self.bias)
-            inputs = straight(inputs, coded.real().to(inputs.dtype))
+            made = coded.real() if factor is None else coded.real() / factor
+            inputs = straight(inputs, made.to(inputs.dtype))
         weight = self._keep("real", inputs.dtype, lambda: self.real().to(inputs.dtype))
         return functional.linear(inputs, weight, self.bias)
 
     def _factor(self) -> Factor:
-        weight, scale = self.whole()
-        return Factor(weight, scale, weight.sum(1, dtype=torch.int32))
+        codes, scale, zero = self.whole()
+        sums = codes.sum(1, dtype=torch.int32)
+        return Factor(codes, scale, zero, sums if zero is None else sums - self.in_features * zero)
 
     def _multiplies_whole(self, inputs: Tensor) -> bool:
         """Whether products are of whole numbers here: not in training, and where the machine has exact ones."""
@@ -150,21 +156,37 @@ class Whole(Stored):
 
     @property
     def is_whole(self) -> bool:
-        """Unless groups of a row have scales of their own, or zero is not in the middle."""
-        return self.grid.symmetric and self.grid.scope != "group"
+        """Unless groups of a row have scales of their own."""
+        return self.grid.scope != "group"
 
-    def whole(self) -> tuple[Tensor, Tensor]:
-        """The steps, and the scales of their rows."""
-        return self.steps().to(torch.int8), self.scale.expand(self.shape[0])
+    def whole(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The steps, or codes moved to 8 bits with a sign, as zero is; and the scales of their rows."""
+        scale = self.scale.expand(self.shape[0])
+        if self.grid.symmetric:
+            return self.steps().to(torch.int8), scale, None
+        codes = unpack(self.codes.view(self.shape[0], -1), self.grid.bits, self.shape[1])
+        zero = self.zero.expand(self.shape[0]).to(torch.int32) - MIDDLE
+        return (codes.to(torch.int16) - MIDDLE).to(torch.int8), scale, zero
 
 
 class WholeLinear(Whole, StoredLinear):
     """A linear layer of whole numbers on a grid."""
 
-    def __init__(self, old: nn.Linear, activations: Activations = False, grid: Grid = Grid()):  # noqa: B008
+    def __init__(
+        self,
+        old: nn.Linear,
+        activations: Activations = False,
+        grid: Grid = Grid(),  # noqa: B008
+        scales: bool = False,
+    ):
         """An empty layer of the same shape."""
-        super().__init__(old, activations)
+        super().__init__(old, activations, scales)
         self._make_room(grid)
+
+    def real(self) -> Tensor:
+        """What inputs are multiplied with, whatever they are scaled by in between."""
+        made = super().real()
+        return made if self.input_factor is None else made * self.input_factor
 
 
 class WholeEmbedding(Whole, StoredEmbedding):

@@ -1,25 +1,30 @@
-"""Moving outliers from inputs into weights (SmoothQuant, Xiao et al. 2023), where nothing else reads those inputs.
+"""Moving outliers from inputs into weights (SmoothQuant, Xiao et al. 2023).
 
-What goes into a layer is divided by s, feature by feature, and the layer's columns are multiplied by it; what comes
-directly before takes the division over. In a post-norm layer the norm's output also feeds the sum with the next
-part, so that there only v (through attention, which mixes tokens and not features) can do so for `out`, and `up` for
-`down` where the function between them is ReLU. Norms that feed one layer only can too: those of ModernBERT, and the
-one before a projection of narrow embeddings; and the half of ModernBERT's `up` that multiplies.
+What goes into a layer is multiplied by a factor, feature by feature, and the layer's columns are divided by it. Where
+nothing else reads those inputs, what comes directly before takes the product over. In a post-norm layer the norm's
+output also feeds the sum with the next part, so that there only v (through attention, which mixes tokens and not
+features) can do so for `out`, and `up` for `down` where the function between them is ReLU. Norms that feed one layer
+only can too: those of ModernBERT, and the one before a projection of narrow embeddings; and the half of ModernBERT's
+`up` that multiplies. Elsewhere the layer itself multiplies: behind GELU a single neuron may be thirty times as large as
+all others, and take the steps of a range from them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from smallbert.model.anatomy import anatomy, layers, part
+from smallbert.model.products import code_range, code_tokens
+from smallbert.model.rounding import Grid, rounded
 
 if TYPE_CHECKING:
     from smallbert.model.encoder import Encoder
 
+STRENGTHS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # that a search tries, besides none
 PROJECTIONS = {"electra": "embeddings_project", "albert": "encoder.embedding_hidden_mapping_in"}
 
 
@@ -62,19 +67,64 @@ def _activation(config: Any) -> Any:
     return getattr(config, "hidden_act", getattr(config, "activation", None))
 
 
+def factor_of(weights: list[Tensor], bounds: Tensor, strength: float) -> Tensor:
+    """What inputs are multiplied by: peak of the columns^(1 - strength) / peak of the inputs^strength, by feature.
+
+    weights (outputs, features), of all layers that read these inputs; bounds (2, features)
+    """
+    peaks = bounds.abs().amax(0).clamp(min=1e-5)
+    columns = torch.stack([weight.abs().amax(0) for weight in weights]).amax(0).clamp(min=1e-5)
+    return (columns ** (1 - strength) / peaks**strength).clamp(max=1e5)
+
+
 @torch.no_grad()
-def smooth(encoder: Encoder, pairs: list[dict[str, Any]], bounds: dict[str, Tensor], strength: float) -> None:
-    """Divide and multiply by s = peak of the inputs^strength / peak of the columns^(1 - strength), in place.
+def smooth(encoder: Encoder, pair: dict[str, Any], factor: Tensor) -> None:
+    """Let what is before a layer multiply by a factor, and the layer divide by it, in place.
 
     In exact arithmetic the encoder computes what it did before.
     """
-    for pair in pairs:
-        before, layer = encoder.get_submodule(pair["before"]), encoder.get_submodule(pair["layer"])
-        peaks = bounds[pair["layer"]].abs().amax(0).clamp(min=1e-5)
-        columns = layer.weight.abs().amax(0).clamp(min=1e-5)  # type: ignore[operator]
-        scale = (peaks**strength / columns ** (1 - strength)).clamp(min=1e-5)
-        layer.weight.mul_(scale)  # type: ignore[operator]
-        rows = slice(*pair["rows"])
-        for one in (before.weight, before.bias):
-            if one is not None:
-                one[rows].div_(scale.view(-1, *[1] * (one.dim() - 1)))  # type: ignore[index, operator]
+    before, layer = encoder.get_submodule(pair["before"]), encoder.get_submodule(pair["layer"])
+    layer.weight.div_(factor)  # type: ignore[operator]
+    rows = slice(*pair["rows"])
+    for one in (before.weight, before.bias):
+        if one is not None:
+            one[rows].mul_(factor.view(-1, *[1] * (one.dim() - 1)))  # type: ignore[index, operator]
+
+
+class Reader(NamedTuple):
+    """A layer that reads inputs in whole numbers: its matrix, and how that is rounded."""
+
+    weight: Tensor
+    grid: Grid
+
+
+@torch.no_grad()
+def search_factor(readers: list[Reader], bounds: Tensor, rows: Tensor, fixed: bool) -> Tensor:
+    """The factor of that strength which leaves the least error in what the layers give for these inputs.
+
+    bounds (2, features) of all inputs, rows (tokens, features) of some; fixed: inputs are rounded by one range, not
+    each token by its own. A feature that hardly spoke in the texts may do so elsewhere, where it must not leave the
+    range: none is made larger than the usual one.
+    """
+    weights = [reader.weight for reader in readers]
+    peaks = bounds.abs().amax(0)
+    heard = torch.where(peaks < peaks.median(), peaks.median() / peaks.clamp(min=1e-12), 1.0) * bounds
+    tried = [torch.ones_like(peaks), *(factor_of(weights, heard, strength) for strength in STRENGTHS)]
+    return min(tried, key=lambda factor: _error(readers, bounds, rows, fixed, factor))
+
+
+def _error(readers: list[Reader], bounds: Tensor, rows: Tensor, fixed: bool, factor: Tensor) -> float:
+    """The squared error of the outputs, as a share of the squared outputs, of all layers together."""
+    given = rows * factor
+    coded = code_range(given, *whole_range(bounds * factor)) if fixed else code_tokens(given)
+    total, seen = 0.0, coded.real()
+    for weight, grid in readers:
+        wanted = rows @ weight.T
+        missed = seen @ rounded(weight / factor, grid).T - wanted
+        total += float(missed.square().sum() / wanted.square().sum().clamp(min=1e-12))
+    return total
+
+
+def whole_range(bounds: Tensor) -> Tensor:
+    """The range of all features of a layer's inputs: (2, features) -> (2,)."""
+    return torch.stack([bounds[0].min(), bounds[1].max()])

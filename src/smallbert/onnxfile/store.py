@@ -110,8 +110,8 @@ class _Writer:
         elif kind == "Gemm" and (part := self._part(node.input[1])) and _turns_second(node):
             bias = list(node.input[2:])
             self._multiply(node.input[0], part, f"{node.output[0]}.product" if bias else node.output[0])
-            if bias:
-                self.add("Add", [f"{node.output[0]}.product", *bias], out=node.output[0])
+            if bias:  # with Add onnxruntime would make a Gemm of real numbers again
+                self.add("Sum", [f"{node.output[0]}.product", *bias], out=node.output[0])
         else:
             self.nodes.append(node)
 
@@ -127,25 +127,40 @@ class _Writer:
         return part
 
     def _multiply(self, inputs: str, part: Stored, out: str) -> None:
-        activations = getattr(part, "activations", False)
+        activations, inputs = getattr(part, "activations", False), self._scaled(inputs, part)
         if not activations or not part.is_whole:
             self.add("MatMul", [self._rounded(inputs, part), self._turned(part)], out=out)
         elif activations == "static":
-            codes, scale = self._whole(part)
-            weight = self.once("DequantizeLinear", [codes, scale], part, axis=1)
+            codes, scale, *zeros = self._whole(part)
+            weight = self.once("DequantizeLinear", [codes, scale, *zeros], part, axis=1)
             self.add("MatMul", [self._rounded(inputs, part), weight], out=out)
         else:
-            codes, scale = self._whole(part)
+            codes, scale, *zeros = self._whole(part)
             given, step, zero = self._whole_inputs(inputs)
-            product = self.add("MatMulInteger", [given, codes, zero], out=f"{out}.whole")
+            product = self.add("MatMulInteger", [given, codes, zero, *zeros], out=f"{out}.whole")
             real = self.add("Cast", [product], out=f"{out}.cast", to=TensorProto.FLOAT)
             # One after the other: given their product, onnxruntime would take the step for a single number.
             self.add("Mul", [self.add("Mul", [real, scale], out=f"{out}.columns"), step], out=out)
 
-    def _whole(self, part: Any) -> tuple[str, str]:
-        """Codes of a matrix, turned as products take them, and a scale for each column."""
-        codes, scale = (each.numpy() for each in part.whole())
-        return self.constant(part, "codes", np.ascontiguousarray(codes.T)), self.constant(part, "scale", scale.copy())
+    def _whole(self, part: Any) -> list[str]:
+        """Codes of a matrix, turned as products take them, and for each column a scale, and a zero where it has one."""
+        codes, scale, zero = part.whole()
+        numbers = {"codes": np.ascontiguousarray(codes.numpy().T), "scale": scale.numpy().copy()}
+        if zero is not None:  # without a sign: such zeros are what onnxruntime has whole products for
+            numbers["codes"] = (numbers["codes"].astype(np.int16) + MIDDLE).astype(np.uint8)
+            numbers["zero"] = (zero.numpy() + MIDDLE).astype(np.uint8)
+        return [self.constant(part, name, value) for name, value in numbers.items()]
+
+    def _scaled(self, name: str, part: Any) -> str:
+        """Inputs times the layer's own factors, where it has some; layers with the same ones share them."""
+        factor = getattr(part, "input_factor", None)
+        if factor is None or bool((factor == 1).all()):
+            return name
+        key = (name, factor.numpy().tobytes())
+        if key not in self.made:
+            given = [name, self.constant(part, "input factor", factor.numpy())]
+            self.made[key] = self.add("Mul", given, out=f"{name}.scaled{len(self.made)}")
+        return self.made[key]
 
     def _whole_inputs(self, name: str) -> tuple[str, str, str]:
         """Codes of inputs, a step for each token, and the code of zero.
@@ -227,7 +242,7 @@ class _Writer:
 
     def _look_up(self, node: NodeProto, part: Any) -> None:
         ids, out = node.input[1], node.output[0]
-        if not (part.is_whole and part.grid.scope == "row"):
+        if not (part.is_whole and part.grid.symmetric and part.grid.scope == "row"):
             self.add("Gather", [self._real(part), ids], out=out)
             return
         codes = self.constant(part, "codes", _few(part.steps().numpy(), part.grid.bits))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -75,21 +76,27 @@ def is_by_token(inputs: Tensor, real: Tensor) -> bool:
 
 def input_bounds(encoder: Encoder, names: Iterable[str], batches: list[Batch]) -> dict[str, Tensor]:
     """The least and the largest number of every feature that goes into each layer: {name: (2, features)}."""
+    return sample_inputs(encoder, names, batches, 0, 0)[0]
+
+
+def sample_inputs(
+    encoder: Encoder, names: Iterable[str], batches: list[Batch], count: int, seed: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The bounds of what goes into each layer, and about so many tokens of it, drawn at random: (tokens, features)."""
     found: dict[str, Tensor] = {}
+    drawn: dict[str, list[Tensor]] = defaultdict(list)
+    chance, each = torch.Generator().manual_seed(seed), -(-count // max(1, len(batches)))
 
     def look(name: str, rows: Tensor) -> None:
         bounds = torch.stack([rows.amin(0), rows.amax(0)])
         if name in found:
             bounds = torch.stack([torch.minimum(bounds[0], found[name][0]), torch.maximum(bounds[1], found[name][1])])
         found[name] = bounds
+        if each:
+            drawn[name].append(rows[torch.randperm(len(rows), generator=chance)[:each].to(rows.device)])
 
     watch_inputs(encoder, names, batches, look)
-    return found
-
-
-def whole_range(bounds: Tensor) -> Tensor:
-    """The range of all features of a layer's inputs: (2, features) -> (2,)."""
-    return torch.stack([bounds[0].min(), bounds[1].max()])
+    return found, {name: torch.cat(rows) for name, rows in drawn.items()}
 
 
 def input_products(encoder: Encoder, names: Iterable[str], batches: list[Batch]) -> dict[str, Tensor]:
