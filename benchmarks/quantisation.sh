@@ -33,7 +33,6 @@ for bits in 4 3 2; do
   arm "$bits bits, feedback" "quantize($bits, $(grouped 4), feedback=True)"
 done
 arm "3 bits on average" "mixed_bits(3.0, embeddings=4)"
-arm "3 bits on average, trained" "mixed_bits(3.0, embeddings=4) + $taught"
 for bits in 4 3; do
   arm "centroids, $bits bits" "codebook($bits)"
   arm "centroids, $bits bits, feedback" "codebook($bits, feedback=True)"
@@ -41,6 +40,7 @@ done
 arm "ternary, trained" "ternary(embeddings=4) + $taught"
 arm "4 bits, trained" "quantize_aware(4, activations=False, scope='group', embeddings=4) + $taught"
 case $what in sst2|mrpc)  # a run of these takes minutes where examples are many
+  arm "3 bits on average, trained" "mixed_bits(3.0, embeddings=4) + $taught"
   arm "2 bits, trained" "quantize_aware(2, activations=False, scope='group', embeddings=4) + $taught"
   arm "binary, trained" "binary(embeddings=4) + $taught"
   arm "binary, split from ternary, trained" "ternary(embeddings=4) + $taught | binary(split=True) + $taught" ;;

@@ -304,7 +304,7 @@ def test_a_file_that_rounds_is_not_asked_for_every_digit(recipe, int8, wanted, t
 
 
 def test_how_far_a_file_may_be():
-    found = {"difference": 0.02, "sway": 0.008, "same": 1.0}
+    found = {"difference": 0.02, "sway": 0.008, "same": 1.0, "upheld": 1.0}
     must_agree(found, OWN, None)
     must_agree(found, EXACT, 0.05)
     with pytest.raises(RunError, match=r"other scores .* has --max-difference"):
@@ -313,6 +313,9 @@ def test_how_far_a_file_may_be():
         must_agree(found | {"sway": 0.2}, OWN, None)
     with pytest.raises(RunError, match="only 90%"):
         must_agree(found | {"same": 0.9}, OWN, None)
+    must_agree(found | {"same": 0.85}, ROUNDED, None)  # where others were nearly tied
+    with pytest.raises(RunError, match="only 90% are the encoder's or were nearly tied"):
+        must_agree(found | {"same": 0.85, "upheld": 0.9}, ROUNDED, None)
 
 
 @slow
@@ -341,6 +344,21 @@ def test_what_a_file_is_tried_on():
         assert min(map(len, rows)) == 2 and max(map(len, rows)) == longest_input(encoder)
 
 
+def test_what_was_sure_is_not_upheld_when_it_turns(folder):
+    encoder = load_folder(folder)
+    plain = Plain(encoder)
+
+    def turn(inputs):
+        with torch.inference_mode():
+            return plain(**{name: torch.from_numpy(one) for name, one in inputs.items()}).flip(-1).numpy()
+
+    found = compare(encoder, turn, varied_batches(encoder))
+    with torch.inference_mode():
+        seen = torch.cat([plain(**named_inputs(encoder, batch)) for batch in varied_batches(encoder)]).softmax(-1)
+    assert found["upheld"] == pytest.approx(float(((seen[:, 0] - seen[:, 1]).abs() <= 0.1).float().mean()))
+    assert found["same"] == 0 and found["upheld"] < 0.9
+
+
 def test_what_a_check_refuses():
     encoder = run("head", small(layers=1), TASK).encoder
     batches = varied_batches(encoder)[:3]
@@ -359,6 +377,7 @@ def test_what_a_check_refuses():
         answers(lambda scores: scores * float("nan"))
     flipped = answers(lambda scores: scores.flip(-1))
     assert flipped["sway"] < 0.5 and flipped["same"] == 0
+    assert flipped["upheld"] == 1  # nothing was trained, so that all are nearly tied
     with pytest.raises(RunError, match="only 0% are the encoder's"):
         must_agree(flipped, ROUNDED, None)
     with torch.no_grad():

@@ -239,7 +239,7 @@ def _check(
     encoder: Encoder, path: Path, task: Task | None, bound: Bound, limit: float | None, say: Any
 ) -> dict[str, Any]:
     if find_spec("onnxruntime") is None:
-        return {"checked": 0, "difference": None, "same": None, "sway": None}
+        return {"checked": 0, "difference": None, "same": None, "upheld": None, "sway": None}
     from smallbert.onnxfile.check import compare, must_agree, varied_batches
 
     found = compare(encoder, _session(path), varied_batches(encoder, task), say)
