@@ -1,13 +1,14 @@
 """Many runs: made once, begun alike trained once, failures kept as cards, stops survived, times taken in turns."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from smallbert import compare as study
 from smallbert import make
-from smallbert.answering import match_labels
+from smallbert.answering import match_labels, order_labels
 from smallbert.errors import RunError, UserError
 from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.shelf import load_card, load_cards
@@ -186,6 +187,24 @@ def test_labels_in_another_order_are_put_right(start):
     assert torch.equal(right.head.out.weight, encoder.head.out.weight) and right.head.labels == ["bad", "good"]
     with pytest.raises(UserError, match="no task head"):
         match_labels(start.encoder, task)
+
+
+def test_classes_of_other_names_are_not_scored_by_place():
+    task = replace(make_task(), labels=("entailment", "not_entailment"))
+    assert order_labels(["ENTAILMENT", "Not-Entailment"], task) is None
+    assert order_labels(["NOT ENTAILMENT", "Entailment"], task) == [1, 0]
+    for nameless in (["LABEL_0", "LABEL_1"], ["label 0", "label 1"], ["0", "1"], ["-1", "1.0"]):
+        assert order_labels(nameless, task) is None
+        assert order_labels(["gloom", "cheer"], replace(task, labels=tuple(nameless))) is None
+    assert order_labels(["1", "0"], replace(task, labels=("0", "1"))) == [1, 0]
+    assert order_labels([], replace(task, labels=())) is None
+    with pytest.raises(
+        UserError, match=r"small has classes named cheer, gloom where .* has entailment, not_entailment"
+    ):
+        order_labels(["cheer", "gloom"], task, "small")
+    many, others = ([f"{mark}{letter}" for letter in "abcdefgh"] for mark in "xy")
+    with pytest.raises(UserError, match=r"classes named xa, xb, xc, xd, xe, xf, … where .* has ya, yb, yc, yd, ye, yf"):
+        order_labels(["same", *many], replace(task, labels=("same", *others)))
 
 
 def test_the_readme_of_a_model_runs(start, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,12 @@ import torch
 
 from smallbert.errors import UserError
 from smallbert.model.encoder import HEAD, PLAIN, Encoder
-from smallbert.model.heads import same_labels
+from smallbert.model.heads import plain_names, same_labels
 
 if TYPE_CHECKING:
     from smallbert.tasks import Task
+
+NAMED = 6  # as many classes are named in a sentence
 
 
 def has_head_for(encoder: Encoder, task: Task) -> bool:
@@ -31,17 +34,37 @@ def check_head(head: Any, task: Task, name: str = "this model") -> None:
         return
     has = "it has no task head"
     if head is not None and head.kind is not None:
-        has = f"its head is for {' '.join([head.kind, ', '.join(head.labels[:6])]).strip()}"
+        has = f"its head is for {' '.join([head.kind, ', '.join(head.labels[:NAMED])]).strip()}"
     raise UserError(f"{name} cannot be scored on {task.name} ({task.kind}): {has}; fine-tune it on the task first")
 
 
-def order_labels(labels: Sequence[str], task: Task) -> list[int] | None:
-    """Where each class of the task stands in a head; None where they are taken to be in the task's order.
+def order_labels(labels: Sequence[str], task: Task, name: str = "this model") -> list[int] | None:
+    """Where each class of the task stands in a head; None where they are in the task's order.
 
-    That is so where they are, and where classes have no names or other ones.
+    Classes without names, on either side, are taken to be in that order; names of other classes are refused.
     """
-    theirs, ours = [label.casefold() for label in labels], [label.casefold() for label in task.labels]
-    return None if theirs == ours or sorted(theirs) != sorted(ours) else [theirs.index(label) for label in ours]
+    theirs, ours = plain_names(labels), plain_names(task.labels)
+    if sorted(theirs) == sorted(ours):
+        return None if theirs == ours else [theirs.index(label) for label in ours]
+    if _is_nameless(labels) or _is_nameless(task.labels):
+        return None
+    raise UserError(
+        f"{name} has classes named {_only_in(labels, task.labels)} where {task.name} has "
+        f"{_only_in(task.labels, labels)}, and nothing says which is which; call them the same in the data, or correct "
+        "id2label in the model's config.json (labels in its encoder.json), or fine-tune it on the task"
+    )
+
+
+def _is_nameless(labels: Sequence[str]) -> bool:
+    """Whether names say nothing but a number, as LABEL_0, or 1, do."""
+    return all(re.fullmatch(r"(label[\W_]*)?-?\d+(\.0*)?", label.strip().casefold()) for label in labels)
+
+
+def _only_in(labels: Sequence[str], others: Sequence[str]) -> str:
+    """The first few of the names that others have not."""
+    known = plain_names(others)
+    own = [label for label, plain in zip(labels, plain_names(labels), strict=True) if plain not in known] or labels
+    return ", ".join(own[:NAMED]) + (", …" if len(own) > NAMED else "")
 
 
 def is_made_for(encoder: Encoder, task: Task) -> bool:
