@@ -22,7 +22,7 @@ from smallbert.estimate import (
     reads_of,
 )
 from smallbert.finished import find_finished, keep_finished, read_record
-from smallbert.measuring.collapse import find_collapse
+from smallbert.measuring.collapse import judge_result
 from smallbert.methods import METHODS, Method
 from smallbert.model.encoder import Encoder, fingerprint
 from smallbert.model.surgery import lost_heads
@@ -111,10 +111,10 @@ def run_recipe(
     With a `work` folder, finished phases and a checkpoint of the one that runs are kept there, and a killed run of
     the same key goes on where it was. A beginning in `common` (see `beginnings`) is kept in the folder named
     there instead, so that recipes which begin alike train it once; `key` says what else they have in common. Without
-    `judge`, a classifier that learned nothing is not called diverged. Runs on the same task and at the same length may
-    share `streams`, an empty dictionary at first, so that texts become tokens once, and `memory`, so that a beginning
-    they have in common is read from its folder once, and a folder of `states`, so that a frozen backbone reads the
-    texts once, and `stores`, so that what is in that folder is opened and checked once.
+    `judge`, a model that knows nothing of the task is not called diverged. Runs on the same task and at the same
+    length may share `streams`, an empty dictionary at first, so that texts become tokens once, and `memory`, so that a
+    beginning they have in common is read from its folder once, and a folder of `states`, so that a frozen backbone
+    reads the texts once, and `stores`, so that what is in that folder is opened and checked once.
     """
     recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
     device = device or str(processes().device)
@@ -137,8 +137,10 @@ def run_recipe(
             break
     outcome.encoder.eval()
     learned = any(is_of_task(phase) and any(method.trains for method in phase) for phase in phases)
-    if outcome.steps and learned and not outcome.diverged and task is not None and judge:
-        outcome.diverged = find_collapse(outcome.encoder, task, setting.seed, setting.length, say)
+    if phases and not outcome.diverged and task is not None and judge:
+        given = None if outcome.steps and learned else encoder
+        outcome.diverged, note = judge_result(outcome.encoder, given, task, seed, limit, say)
+        outcome.notes += [note] if note else []
     return outcome
 
 
