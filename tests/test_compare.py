@@ -11,6 +11,8 @@ from smallbert import make
 from smallbert.answering import match_labels, order_labels
 from smallbert.errors import RunError, UserError
 from smallbert.measuring.card import MACHINERY_CHECK
+from smallbert.measuring.evaluate import evaluate
+from smallbert.measuring.groups import pick_baseline
 from smallbert.measuring.shelf import load_card, load_cards
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import load_folder
@@ -189,6 +191,26 @@ def test_labels_in_another_order_are_put_right(start):
         match_labels(start.encoder, task)
 
 
+@pytest.mark.parametrize("labels", [("good", "bad"), ("0", "1")])
+def test_a_model_whose_head_can_be_scored_is_the_baseline(start, tmp_path, labels):
+    """Also where its classes stand in another order, or the data's have no names."""
+    task = make_task()
+    trained = make.run_recipe("finetune(epochs=8, lr=5e-3)", start.encoder, task).encoder
+    rows = {name: replace(split, labels=[1 - n for n in split.labels]) for name, split in task.splits.items()}
+    task = replace(task, labels=labels, splits=rows if labels[0] == "good" else task.splits)
+    given = make.Start(trained, "given", fingerprint(trained))
+    entries = study.read_entries(None, "quantize(8); quantize(4)")
+    cards = study.compare(entries, given, task, tmp_path, kind=MACHINERY_CHECK, seconds=0.0)
+    assert [card["preset"] for card in cards] == [study.AS_GIVEN, None, None]
+    wanted = evaluate(trained, make_task())["scores"]["accuracy"]["value"]
+    assert cards[0]["scores"]["accuracy"]["value"] == pytest.approx(wanted, abs=1e-3) and wanted > 90
+    assert pick_baseline(cards) is cards[0]
+    saved = load_folder(next(tmp_path.glob("models/*identity*")))
+    assert saved.head.labels == (["good", "bad"] if labels[0] == "good" else ["bad", "good"])
+    noted = "the head's classes bad, good are taken for 0, 1" in cards[1]["trained"]["notes"]
+    assert noted == (labels[0] == "0")
+
+
 def test_classes_of_other_names_are_not_scored_by_place():
     task = replace(make_task(), labels=("entailment", "not_entailment"))
     assert order_labels(["ENTAILMENT", "Not-Entailment"], task) is None
@@ -198,6 +220,8 @@ def test_classes_of_other_names_are_not_scored_by_place():
         assert order_labels(["gloom", "cheer"], replace(task, labels=tuple(nameless))) is None
     assert order_labels(["1", "0"], replace(task, labels=("0", "1"))) == [1, 0]
     assert order_labels([], replace(task, labels=())) is None
+    with pytest.raises(UserError, match="nothing says which is which"):
+        order_labels(["LABEL_1", "LABEL_0"], task)
     with pytest.raises(
         UserError, match=r"small has classes named cheer, gloom where .* has entailment, not_entailment"
     ):

@@ -56,8 +56,10 @@ def order_labels(labels: Sequence[str], task: Task, name: str = "this model") ->
 
 
 def _is_nameless(labels: Sequence[str]) -> bool:
-    """Whether names say nothing but a number, as LABEL_0, or 1, do."""
-    return all(re.fullmatch(r"(label[\W_]*)?-?\d+(\.0*)?", label.strip().casefold()) for label in labels)
+    """Whether names say nothing but rising numbers, as LABEL_0 and LABEL_1, or 1 and 2, do."""
+    found = [re.fullmatch(r"(?:label[\W_]*)?(-?\d+(?:\.0*)?)", label.strip().casefold()) for label in labels]
+    numbers = [float(each[1]) for each in found if each]
+    return len(numbers) == len(labels) and numbers == sorted(numbers)
 
 
 def _only_in(labels: Sequence[str], others: Sequence[str]) -> str:
@@ -72,6 +74,22 @@ def is_made_for(encoder: Encoder, task: Task) -> bool:
     return has_head_for(encoder, task) and same_labels(encoder.head.labels, task.labels)
 
 
+def answers_as_it_is(encoder: Encoder, task: Task) -> bool:
+    """Whether the encoder can be scored on the task without a new head, its classes' order being the task's."""
+    try:
+        return has_head_for(encoder, task) and order_labels(encoder.head.labels, task) is None
+    except UserError:
+        return False
+
+
+def in_order_of(encoder: Encoder, task: Task | None) -> Encoder:
+    """The encoder with its head's classes in the order of the task's, where they are the same; else as it is."""
+    if task is None or not has_head_for(encoder, task):
+        return encoder
+    same = sorted(plain_names(encoder.head.labels)) == sorted(plain_names(task.labels))
+    return match_labels(encoder, task) if same else encoder
+
+
 def match_labels(encoder: Encoder, task: Task) -> Encoder:
     """The encoder with its head's classes in the order of the task's; refuses a head made for something else."""
     check_head(encoder.head if HEAD in encoder.heads else None, task)
@@ -84,7 +102,17 @@ def match_labels(encoder: Encoder, task: Task) -> Encoder:
         out.weight.copy_(out.weight[order])
         out.bias.copy_(out.bias[order])
     sorted_head.head.labels = list(task.labels)
+    plans = [entry["plan"] for entry in sorted_head.history if "labels" in entry["plan"]]
+    if plans:  # a folder's head is made again by what its plan says
+        plans[-1]["labels"] = list(task.labels)
     return sorted_head
+
+
+def note_names(labels: Sequence[str], task: Task) -> list[str]:
+    """A note where classes are matched by their places alone, though they have names."""
+    if same_labels(labels, task.labels):
+        return []
+    return [f"the head's classes {', '.join(labels)} are taken for {', '.join(task.labels)}"]
 
 
 def with_plain_head(encoder: Encoder) -> Encoder:

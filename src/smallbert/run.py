@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from smallbert.answering import in_order_of
 from smallbert.data import STUDENT, Stream, longest_input, tokenise, tokenizer_key, usable_length
 from smallbert.errors import UserError
 from smallbert.estimate import (
@@ -123,6 +124,7 @@ def run_recipe(
     key = same_work(key or (fingerprint(encoder) if work else ""), task, seed, limit)
     tokens = {} if streams is None else streams
     setting = Setting(task, seed, limit, say, work, key, pause, tokens, memory, states, stores)
+    encoder = in_order_of(encoder, task)
     marks: dict[str, Encoder] = marks_at_first(encoder, task)
     student = encoder.copy().to(device)
     outcome = Outcome(student)
@@ -175,7 +177,7 @@ def beginnings(recipe: Recipe, encoder: Encoder, task: Task | None) -> dict[str,
 
     {"head(…)": False, "head(…) | finetune(…)": True, "head(…) | finetune(…) | quantize(…)": False}
     """
-    phases = phases_of(recipe, encoder, task)
+    phases = phases_of(recipe, in_order_of(encoder, task), task)
     return {text: any(m.trains for m in phase) for text, phase in zip(_so_far(phases), phases, strict=True)}
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smallbert.answering import is_made_for
+from smallbert.answering import answers_as_it_is
 from smallbert.data import tokenise
 from smallbert.measuring.evaluate import Say, predict
 from smallbert.measuring.metrics import score
@@ -28,7 +28,7 @@ def judge_result(
     """
     if given is not None:
         new_head = any("labels" in entry["plan"] for entry in made.history[len(given.history) :])
-        if new_head or not is_made_for(given, task):
+        if new_head or not answers_as_it_is(given, task):
             return "", ""
     why = find_collapse(made, task, seed, length, say)
     if why and given is not None and find_collapse(given.copy().to(made.device), task, seed, length, say):
