@@ -73,6 +73,8 @@ def test_classes_in_another_order_are_put_in_the_tasks(folders):
         deep, labels=deep.labels[::-1], open=lambda threads: lambda batch: deep.open(threads)(batch).flip(-1)
     )
     assert score_variant(turned, TASK, "dev") == score_variant(deep, TASK, "dev")
+    with pytest.raises(UserError, match=r"deep has classes named bad, good where .* has gloom, cheer"):
+        bench([deep], task=replace(TASK, labels=("gloom", "cheer")))
 
 
 def test_what_cannot_be_timed_is_said(folders):

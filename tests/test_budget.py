@@ -6,7 +6,9 @@ from invented import eight_cards, invented_card
 from smallbert.errors import UserError
 from smallbert.measuring.budget import Budget, best, frontier
 from smallbert.measuring.card import number
-from smallbert.measuring.groups import group_cards, pick_baseline, score_of, short_names, status_of
+from smallbert.measuring.groups import given_name, group_cards, pick_baseline, score_of, short_names, status_of
+from smallbert.recipe import Recipe
+from smallbert.report.table import make_rows
 
 
 @pytest.mark.parametrize(
@@ -141,6 +143,15 @@ def test_names_show_only_what_tells_rows_apart():
     same = [invented_card("finetune", model=model, preset="p") for model in ("small", "large")]
     assert short_names(same) == ["small: p: finetune", "large: p: finetune"]
     assert short_names([invented_card("not ( a recipe")]) == ["not ( a recipe"]
+
+
+def test_one_row_alone_has_the_settings_that_were_given():
+    given = 'quantize(4, scope="group", symmetric=False)'
+    one, other = (invented_card(str(Recipe(text))) for text in (given, "finetune | quantize"))
+    assert [row.cells["model"] for row in make_rows([one])] == [given]
+    assert [row.cells["model"] for row in make_rows([other])] == ["finetune | quantize"]
+    assert make_rows([]) == []
+    assert given_name({**one, "preset": "p"}) == "p" and given_name(invented_card("not ( a recipe")) == "not ( a recipe"
 
 
 def test_the_baseline_is_what_least_was_done_to():

@@ -1,5 +1,7 @@
 """A run that learned nothing is called diverged, whatever the kind of its task; one that learned is not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from toys import run, small, toy_task
@@ -51,5 +53,26 @@ def test_a_trained_encoder_is_judged_on_a_sample_of_its_own_examples(kind, monke
     monkeypatch.setitem(collapse.COLLAPSES, kind, lambda task, guess, rows: seen.append(len(rows)) or "because")
     monkeypatch.setitem(collapse.SAMPLE, kind, 7)
     outcome = run("train(epochs=1, batch=8)", small(), task)
-    assert outcome.diverged == "because" and seen == [7]
-    assert find_collapse(outcome.encoder, task, 0, 64) == "because"
+    assert outcome.diverged == "on a sample of train, because" and seen == [7]
+    assert find_collapse(outcome.encoder, task, 0, 64) == "on a sample of train, because"
+
+
+@pytest.fixture(scope="module")
+def learned():
+    return run("finetune(epochs=30, lr=2e-3, batch=16)", small(), toy_task("classify")).encoder
+
+
+@pytest.mark.parametrize("splits", [("train", "dev"), ("dev",)])
+def test_what_was_destroyed_without_training_is_called_diverged(learned, splits):
+    whole = toy_task("classify")
+    task = replace(whole, splits={name: whole.splits[name] for name in splits})
+    assert run("quantize(8)", learned, task).diverged == ""
+    assert f"on a sample of {splits[0]}, " in run("prune(0.01)", learned, task).diverged
+    assert run("head", learned, task).diverged == ""  # a new one, of which nothing was to be expected
+
+
+def test_what_was_given_without_having_learned_is_not_blamed_on_the_recipe():
+    task = toy_task("classify", 200)
+    new = run("head", small(), task).encoder
+    outcome = run("quantize(8)", new, task)
+    assert outcome.diverged == "" and "the model that was given is itself no better than guessing" in outcome.notes[-1]

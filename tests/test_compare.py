@@ -1,15 +1,18 @@
 """Many runs: made once, begun alike trained once, failures kept as cards, stops survived, times taken in turns."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from smallbert import compare as study
 from smallbert import make
-from smallbert.answering import match_labels
+from smallbert.answering import match_labels, order_labels
 from smallbert.errors import RunError, UserError
 from smallbert.measuring.card import MACHINERY_CHECK
+from smallbert.measuring.evaluate import evaluate
+from smallbert.measuring.groups import pick_baseline
 from smallbert.measuring.shelf import load_card, load_cards
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import load_folder
@@ -186,6 +189,46 @@ def test_labels_in_another_order_are_put_right(start):
     assert torch.equal(right.head.out.weight, encoder.head.out.weight) and right.head.labels == ["bad", "good"]
     with pytest.raises(UserError, match="no task head"):
         match_labels(start.encoder, task)
+
+
+@pytest.mark.parametrize("labels", [("good", "bad"), ("0", "1")])
+def test_a_model_whose_head_can_be_scored_is_the_baseline(start, tmp_path, labels):
+    """Also where its classes stand in another order, or the data's have no names."""
+    task = make_task()
+    trained = make.run_recipe("finetune(epochs=8, lr=5e-3)", start.encoder, task).encoder
+    rows = {name: replace(split, labels=[1 - n for n in split.labels]) for name, split in task.splits.items()}
+    task = replace(task, labels=labels, splits=rows if labels[0] == "good" else task.splits)
+    given = make.Start(trained, "given", fingerprint(trained))
+    entries = study.read_entries(None, "quantize(8); quantize(4)")
+    cards = study.compare(entries, given, task, tmp_path, kind=MACHINERY_CHECK, seconds=0.0)
+    assert [card["preset"] for card in cards] == [study.AS_GIVEN, None, None]
+    wanted = evaluate(trained, make_task())["scores"]["accuracy"]["value"]
+    assert cards[0]["scores"]["accuracy"]["value"] == pytest.approx(wanted, abs=1e-3) and wanted > 90
+    assert pick_baseline(cards) is cards[0]
+    saved = load_folder(next(tmp_path.glob("models/*identity*")))
+    assert saved.head.labels == (["good", "bad"] if labels[0] == "good" else ["bad", "good"])
+    noted = "the head's classes bad, good are taken for 0, 1" in cards[1]["trained"]["notes"]
+    assert noted == (labels[0] == "0")
+
+
+def test_classes_of_other_names_are_not_scored_by_place():
+    task = replace(make_task(), labels=("entailment", "not_entailment"))
+    assert order_labels(["ENTAILMENT", "Not-Entailment"], task) is None
+    assert order_labels(["NOT ENTAILMENT", "Entailment"], task) == [1, 0]
+    for nameless in (["LABEL_0", "LABEL_1"], ["label 0", "label 1"], ["0", "1"], ["-1", "1.0"]):
+        assert order_labels(nameless, task) is None
+        assert order_labels(["gloom", "cheer"], replace(task, labels=tuple(nameless))) is None
+    assert order_labels(["1", "0"], replace(task, labels=("0", "1"))) == [1, 0]
+    assert order_labels([], replace(task, labels=())) is None
+    with pytest.raises(UserError, match="nothing says which is which"):
+        order_labels(["LABEL_1", "LABEL_0"], task)
+    with pytest.raises(
+        UserError, match=r"small has classes named cheer, gloom where .* has entailment, not_entailment"
+    ):
+        order_labels(["cheer", "gloom"], task, "small")
+    many, others = ([f"{mark}{letter}" for letter in "abcdefgh"] for mark in "xy")
+    with pytest.raises(UserError, match=r"classes named xa, xb, xc, xd, xe, xf, … where .* has ya, yb, yc, yd, ye, yf"):
+        order_labels(["same", *many], replace(task, labels=("same", *others)))
 
 
 def test_the_readme_of_a_model_runs(start, tmp_path):

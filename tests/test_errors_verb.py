@@ -303,9 +303,12 @@ def test_classes_in_another_order_are_brought_into_the_tasks(trained):
     turned.head.labels = [one.encoder.head.labels[place] for place in order]
     found = find_errors(one, Start(turned, "turned", "x"), toy_task("pair"), device="cpu")
     assert found["overlap"]["agree"] == 100.0 and found["notes"] == []
-    turned.head.labels = ["x", "y", "z"]
+    turned.head.labels = ["1", "2", "3"]
     found = find_errors(one, Start(turned, "turned", "x"), toy_task("pair"), device="cpu")
-    assert found["notes"] == ["B's classes x, y, z are taken for bad, good, none"]
+    assert found["notes"] == ["B's classes 1, 2, 3 are taken for bad, good, none"]
+    turned.head.labels = ["x", "y", "z"]
+    with pytest.raises(UserError, match=r"B, turned: .* classes named x, y, z where toy pair has bad, good, none"):
+        find_errors(one, Start(turned, "turned", "x"), toy_task("pair"), device="cpu")
 
 
 def test_other_tokenizers_are_told(trained):

@@ -1,12 +1,14 @@
 """Files and folders are written whole or not at all, and what was there before is never lost."""
 
 import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from smallbert import files
+from smallbert import asides, files
 from smallbert.errors import RunError, UserError
 
 
@@ -23,6 +25,47 @@ def test_a_folder_takes_the_place_of_another(tmp_path, monkeypatch, swaps):
             (aside / "a.txt").write_text(text)
     assert (tmp_path / "model" / "a.txt").read_text() == "second"
     assert names(tmp_path) == ["model"]  # nothing is left aside
+
+
+KILLED = """
+import os, signal, sys
+from smallbert.files import write_folder
+with write_folder(sys.argv[1]) as aside:
+    (aside / "half").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_left_aside_is_removed_by_the_next(tmp_path):
+    pytest.importorskip("fcntl")
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path / "model"])
+    (left,) = names(tmp_path)
+    assert left.startswith(".model.")
+    for other in (".model.work", ".models.01234567", ".model.0123456x", ".model.89abcdef", ".model.89abcdef.old"):
+        (tmp_path / other).mkdir()
+    with files.write_folder(tmp_path / "model") as first:
+        with files.write_folder(tmp_path / "model") as second:  # as another process might, at the same time
+            assert first.exists() and second.exists() and left not in names(tmp_path)
+            (second / "a.txt").write_text("whole")
+        assert first.exists()
+    kept = [".model.0123456x", ".model.89abcdef", ".model.89abcdef.old", ".model.work", ".models.01234567", "model"]
+    assert names(tmp_path) == kept
+
+
+def test_a_folder_taken_for_an_abandoned_one_is_made_again(tmp_path, monkeypatch):
+    pytest.importorskip("fcntl")
+    real, seen = asides._hold, []
+
+    def slow(folder, wait=False):
+        if not seen:
+            seen.append(folder)
+            asides.remove_abandoned(tmp_path / "model")
+        return real(folder, wait)
+
+    monkeypatch.setattr(asides, "_hold", slow)
+    with files.write_folder(tmp_path / "model") as aside:
+        (aside / "a.txt").write_text("whole")
+    assert len(seen) == 1 and names(tmp_path) == ["model"]
 
 
 def test_two_may_write_one_folder_at_once(tmp_path):

@@ -120,3 +120,4 @@ def test_same_labels():
     assert same_labels(["LABEL_0", "LABEL_1"], ["no", "yes"]) and same_labels(["no", "yes"], ["LABEL_0", "LABEL_1"])
     assert not same_labels(["yes", "no"], ["no", "yes"]) and not same_labels(["LABEL_0"], ["no", "yes"])
     assert not same_labels(["LABEL_1", "LABEL_0"], ["no", "yes"])
+    assert same_labels(["NOT_ENTAILED"], ["not entailed"]) and not same_labels(["+", "-"], ["-", "+"])

@@ -562,6 +562,15 @@ def test_a_pruned_matrix_spends_one_centroid_on_zeros(encoder):
         raise AssertionError("no matrix was pruned")
 
 
+def test_pruned_weights_make_no_outliers_of_those_that_are_left():
+    weight = draw(64, 64)
+    kept = torch.where(weight.abs() > weight.abs().quantile(0.9), weight, 0.0)
+    assert not find_outliers(kept, 3.55).any() and not find_outliers(torch.zeros(4, 4), 3.55).any()
+    kept[3, 4] = 50.0
+    assert find_outliers(kept, 3.55).nonzero().tolist() == [[3, 4]]
+    assert not find_outliers(kept.abs() + 9 * (kept != 0), 1.0)[kept == 0].any()
+
+
 def test_outliers_are_far_and_stay_as_they_are(encoder, tmp_path):
     weight = draw(50, 80)
     weight[3, 4], weight[7, 1] = 9.0, -11.0
@@ -606,6 +615,8 @@ def test_outliers_are_far_and_stay_as_they_are(encoder, tmp_path):
         ("codebook(7)", "bits must be"),
         ("codebook(outliers=0.0)", "standard deviations above 0"),
         ("codebook(texts=0)", "how many texts"),
+        ("codebook(2, outliers=1e-9)", r"outliers=1e-09, 100% of the weights .* such as 3\.55"),
+        ("finetune(epochs=1) | codebook(2, outliers=1.5)", "13% of the weights would be outliers"),
     ],
 )
 def test_refusals(encoder, recipe, match):

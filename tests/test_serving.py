@@ -225,6 +225,8 @@ BAD = {
     "a list": ("classify", ["good"], 422, "must be a JSON object"),
     "nothing": ("classify", {}, 422, 'nothing was given; give either "text" or "texts"'),
     "both": ("classify", {"text": "a", "texts": ["b"]}, 422, "'text', 'texts' was given"),
+    "one name twice": ("classify", b'{"text": "a", "text": "b"}', 422, "'text' was given more than once"),
+    "twice within": ("answer", b'{"texts": [{"question": "a", "context": "b", "context": "c"}]}', 422, "'context' was"),
     "another name": ("classify", {"inputs": "a"}, 422, "'inputs' was given"),
     "a strange name": ("classify", b'{"\\ud800": 1}', 422, "was given"),
     "empty": ("classify", {"texts": []}, 422, "is empty"),

@@ -337,9 +337,11 @@ def test_a_head_named_late_does_not_leave_the_first_phase_without(tmp_path):
 
 
 def test_a_head_for_other_classes_is_not_taken_for_this_task(encoder):
-    other = replace(TASK, labels=("good", "bad"))
+    turned = run("quantize(8)", encoder, replace(TASK, labels=("good", "bad"))).encoder  # the same, put in order
+    assert turned.head.labels == ["good", "bad"] and torch.equal(turned.head.out.bias, encoder.head.out.bias.flip(0))
+    other = replace(TASK, labels=("gloom", "cheer"))
     result = run(WHOLE, encoder, other, judge=False).encoder
-    assert result.head.labels == ["good", "bad"] and encoder.head.labels == ["bad", "good"]
+    assert result.head.labels == ["gloom", "cheer"] and encoder.head.labels == ["bad", "good"]
     with pytest.raises(UserError, match=r"trained yet \(the classes that the model came with, bad, good, are not the"):
         run("distill", encoder, other)
     nameless = encoder.copy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,12 @@ import torch
 
 from smallbert.errors import UserError
 from smallbert.model.encoder import HEAD, PLAIN, Encoder
-from smallbert.model.heads import same_labels
+from smallbert.model.heads import plain_names, same_labels
 
 if TYPE_CHECKING:
     from smallbert.tasks import Task
+
+NAMED = 6  # as many classes are named in a sentence
 
 
 def has_head_for(encoder: Encoder, task: Task) -> bool:
@@ -31,22 +34,60 @@ def check_head(head: Any, task: Task, name: str = "this model") -> None:
         return
     has = "it has no task head"
     if head is not None and head.kind is not None:
-        has = f"its head is for {' '.join([head.kind, ', '.join(head.labels[:6])]).strip()}"
+        has = f"its head is for {' '.join([head.kind, ', '.join(head.labels[:NAMED])]).strip()}"
     raise UserError(f"{name} cannot be scored on {task.name} ({task.kind}): {has}; fine-tune it on the task first")
 
 
-def order_labels(labels: Sequence[str], task: Task) -> list[int] | None:
-    """Where each class of the task stands in a head; None where they are taken to be in the task's order.
+def order_labels(labels: Sequence[str], task: Task, name: str = "this model") -> list[int] | None:
+    """Where each class of the task stands in a head; None where they are in the task's order.
 
-    That is so where they are, and where classes have no names or other ones.
+    Classes without names, on either side, are taken to be in that order; names of other classes are refused.
     """
-    theirs, ours = [label.casefold() for label in labels], [label.casefold() for label in task.labels]
-    return None if theirs == ours or sorted(theirs) != sorted(ours) else [theirs.index(label) for label in ours]
+    theirs, ours = plain_names(labels), plain_names(task.labels)
+    if sorted(theirs) == sorted(ours):
+        return None if theirs == ours else [theirs.index(label) for label in ours]
+    if _is_nameless(labels) or _is_nameless(task.labels):
+        return None
+    raise UserError(
+        f"{name} has classes named {_only_in(labels, task.labels)} where {task.name} has "
+        f"{_only_in(task.labels, labels)}, and nothing says which is which; call them the same in the data, or correct "
+        "id2label in the model's config.json (labels in its encoder.json), or fine-tune it on the task"
+    )
+
+
+def _is_nameless(labels: Sequence[str]) -> bool:
+    """Whether names say nothing but rising numbers, as LABEL_0 and LABEL_1, or 1 and 2, do."""
+    found = [re.fullmatch(r"(?:label[\W_]*)?(-?\d+(?:\.0*)?)", label.strip().casefold()) for label in labels]
+    numbers = [float(each[1]) for each in found if each]
+    return len(numbers) == len(labels) and numbers == sorted(numbers)
+
+
+def _only_in(labels: Sequence[str], others: Sequence[str]) -> str:
+    """The first few of the names that others have not."""
+    known = plain_names(others)
+    own = [label for label, plain in zip(labels, plain_names(labels), strict=True) if plain not in known] or labels
+    return ", ".join(own[:NAMED]) + (", …" if len(own) > NAMED else "")
 
 
 def is_made_for(encoder: Encoder, task: Task) -> bool:
     """Whether the encoder's head has the very classes of this task, so that it can learn on, or teach, as it is."""
     return has_head_for(encoder, task) and same_labels(encoder.head.labels, task.labels)
+
+
+def answers_as_it_is(encoder: Encoder, task: Task) -> bool:
+    """Whether the encoder can be scored on the task without a new head, its classes' order being the task's."""
+    try:
+        return has_head_for(encoder, task) and order_labels(encoder.head.labels, task) is None
+    except UserError:
+        return False
+
+
+def in_order_of(encoder: Encoder, task: Task | None) -> Encoder:
+    """The encoder with its head's classes in the order of the task's, where they are the same; else as it is."""
+    if task is None or not has_head_for(encoder, task):
+        return encoder
+    same = sorted(plain_names(encoder.head.labels)) == sorted(plain_names(task.labels))
+    return match_labels(encoder, task) if same else encoder
 
 
 def match_labels(encoder: Encoder, task: Task) -> Encoder:
@@ -61,7 +102,17 @@ def match_labels(encoder: Encoder, task: Task) -> Encoder:
         out.weight.copy_(out.weight[order])
         out.bias.copy_(out.bias[order])
     sorted_head.head.labels = list(task.labels)
+    plans = [entry["plan"] for entry in sorted_head.history if "labels" in entry["plan"]]
+    if plans:  # a folder's head is made again by what its plan says
+        plans[-1]["labels"] = list(task.labels)
     return sorted_head
+
+
+def note_names(labels: Sequence[str], task: Task) -> list[str]:
+    """A note where classes are matched by their places alone, though they have names."""
+    if same_labels(labels, task.labels):
+        return []
+    return [f"the head's classes {', '.join(labels)} are taken for {', '.join(task.labels)}"]
 
 
 def with_plain_head(encoder: Encoder) -> Encoder:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smallbert.answering import is_made_for
+from smallbert.answering import answers_as_it_is, in_order_of
 from smallbert.beginnings import common_beginnings, forget
 from smallbert.errors import UserError
 from smallbert.estimate import look_ahead
@@ -92,7 +92,7 @@ def compare(
     finished is never made again, and what was begun goes on where it was. `line` is told what should be known before.
     """
     out, seeds = Path(out), list(dict.fromkeys(seeds))
-    if is_made_for(start.encoder, task) and all(len(entry.recipe) for entry in entries):
+    if answers_as_it_is(in_order_of(start.encoder, task), task) and all(len(entry.recipe) for entry in entries):
         entries = [Entry(Recipe(""), AS_GIVEN), *entries]  # what the others were made of is what they are measured by
     cards: list[Card] = []
     task = at_length(start, task, length)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 import torch
 from torch import nn
 
-from smallbert.answering import is_made_for
+from smallbert.answering import answers_as_it_is, in_order_of, is_made_for
 from smallbert.data import usable_length
 from smallbert.errors import UserError
 from smallbert.measuring.cost import weights_of
@@ -51,11 +51,15 @@ def estimate(encoder: Encoder, recipe: Recipe | str) -> dict[str, Any]:
 
 
 def phases_of(recipe: Recipe, encoder: Encoder, task: Task | None) -> list[tuple[Method, ...]]:
-    """The recipe's phases; an encoder without a head for the task gets one first, unless the recipe says which."""
+    """The recipe's phases; an encoder without a head for the task gets one first, unless the recipe says which.
+
+    What is not trained keeps a head that can be scored, since a new one would know nothing.
+    """
     phases = [tuple(phase) for phase in recipe.phases()]
     needed = next((n for n, phase in enumerate(phases, 1) if any(method.trains for method in phase)), len(phases))
     named = any(method.name == "head" for phase in phases[:needed] for method in phase)
-    if task is not None and not named and not is_made_for(encoder, task):
+    fits = is_made_for if any(method.trains for phase in phases for method in phase) else answers_as_it_is
+    if task is not None and not named and not fits(encoder, task):
         phases.insert(0, (METHODS["head"](),))
     return phases
 
@@ -107,6 +111,7 @@ def look_ahead(
     What several begin with is looked at once.
     """
     found: dict[Recipe, Outlook] = {}
+    encoder = in_order_of(encoder, task)
     recipes, left, stage = list(recipes), [], f"checking recipes on {task.name}"
     length = usable_length(encoder, None, task)
     say(stage, 0, len(recipes), "")

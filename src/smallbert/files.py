@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from smallbert.asides import make_held, remove_abandoned
 from smallbert.errors import RunError, UserError
 
 
@@ -119,9 +120,11 @@ def write_folder(path: Path | str) -> Iterator[Path]:
     """
     path = Path(path)
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    old = aside.with_name(aside.name + ".old")
+    old, held = aside.with_name(aside.name + ".old"), None
     try:
-        aside.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(path)
+        held = make_held(aside)
         yield aside
         for file in sorted(aside.rglob("*")):
             _sync(file)
@@ -143,6 +146,8 @@ def write_folder(path: Path | str) -> Iterator[Path]:
     finally:
         shutil.rmtree(aside, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+        if held is not None:
+            os.close(held)
 
 
 def move_folder(made: Path, path: Path) -> None:

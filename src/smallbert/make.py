@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from smallbert.answering import match_labels, with_plain_head
+from smallbert.answering import match_labels, note_names, with_plain_head
 from smallbert.data import Stream, usable_length
 from smallbert.errors import RunError, UserError
 from smallbert.estimate import files_read
@@ -24,7 +24,6 @@ from smallbert.measuring.shelf import load_card
 from smallbert.model.anatomy import FAMILIES
 from smallbert.model.encoder import PLAIN, Encoder, fingerprint
 from smallbert.model.folders import load_folder, save_folder
-from smallbert.model.heads import same_labels
 from smallbert.processes import from_main, processes
 from smallbert.recipe import Recipe
 from smallbert.report.readme import model_readme
@@ -192,8 +191,7 @@ def make_eval_card(
     encoder = match_labels(start.encoder, task)
     found = measure_model(encoder, start.folder, task, split, say)
     notes, about = found.pop("notes"), start.folder / "card.json"
-    if not same_labels(encoder.head.labels, task.labels):
-        notes.append(f"the head's classes {', '.join(encoder.head.labels)} are taken for {', '.join(task.labels)}")
+    notes += note_names(encoder.head.labels, task)
     own = load_card(about) if about.is_file() else None
     steps = " | ".join(entry["step"] for entry in encoder.history)
     facts = _facts(start, steps or "identity", task, 0, split)
@@ -242,6 +240,7 @@ def _finish(
     sound = all(bool(tensor.isfinite().all()) for tensor in outcome.encoder.parameters())
     found = measure_model(outcome.encoder, made.model, task, facts["split"], say, seconds) if sound else {"notes": []}
     notes = told_once(outcome.notes, found.pop("notes"))
+    notes += note_names(outcome.encoder.head.labels, task)
     trained = {"steps": outcome.steps, "epochs": outcome.epochs, "packed": outcome.packed, "notes": notes}
     more = {"mixture": outcome.encoder.reading, "traces": outcome.traces}
     if sound and PLAIN in outcome.encoder.heads:

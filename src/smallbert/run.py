@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from smallbert.answering import in_order_of
 from smallbert.data import STUDENT, Stream, longest_input, tokenise, tokenizer_key, usable_length
 from smallbert.errors import UserError
 from smallbert.estimate import (
@@ -22,7 +23,7 @@ from smallbert.estimate import (
     reads_of,
 )
 from smallbert.finished import find_finished, keep_finished, read_record
-from smallbert.measuring.collapse import find_collapse
+from smallbert.measuring.collapse import judge_result
 from smallbert.methods import METHODS, Method
 from smallbert.model.encoder import Encoder, fingerprint
 from smallbert.model.surgery import lost_heads
@@ -111,10 +112,10 @@ def run_recipe(
     With a `work` folder, finished phases and a checkpoint of the one that runs are kept there, and a killed run of
     the same key goes on where it was. A beginning in `common` (see `beginnings`) is kept in the folder named
     there instead, so that recipes which begin alike train it once; `key` says what else they have in common. Without
-    `judge`, a classifier that learned nothing is not called diverged. Runs on the same task and at the same length may
-    share `streams`, an empty dictionary at first, so that texts become tokens once, and `memory`, so that a beginning
-    they have in common is read from its folder once, and a folder of `states`, so that a frozen backbone reads the
-    texts once, and `stores`, so that what is in that folder is opened and checked once.
+    `judge`, a model that knows nothing of the task is not called diverged. Runs on the same task and at the same
+    length may share `streams`, an empty dictionary at first, so that texts become tokens once, and `memory`, so that a
+    beginning they have in common is read from its folder once, and a folder of `states`, so that a frozen backbone
+    reads the texts once, and `stores`, so that what is in that folder is opened and checked once.
     """
     recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
     device = device or str(processes().device)
@@ -123,6 +124,7 @@ def run_recipe(
     key = same_work(key or (fingerprint(encoder) if work else ""), task, seed, limit)
     tokens = {} if streams is None else streams
     setting = Setting(task, seed, limit, say, work, key, pause, tokens, memory, states, stores)
+    encoder = in_order_of(encoder, task)
     marks: dict[str, Encoder] = marks_at_first(encoder, task)
     student = encoder.copy().to(device)
     outcome = Outcome(student)
@@ -137,8 +139,10 @@ def run_recipe(
             break
     outcome.encoder.eval()
     learned = any(is_of_task(phase) and any(method.trains for method in phase) for phase in phases)
-    if outcome.steps and learned and not outcome.diverged and task is not None and judge:
-        outcome.diverged = find_collapse(outcome.encoder, task, setting.seed, setting.length, say)
+    if phases and not outcome.diverged and task is not None and judge:
+        given = None if outcome.steps and learned else encoder
+        outcome.diverged, note = judge_result(outcome.encoder, given, task, seed, limit, say)
+        outcome.notes += [note] if note else []
     return outcome
 
 
@@ -173,7 +177,7 @@ def beginnings(recipe: Recipe, encoder: Encoder, task: Task | None) -> dict[str,
 
     {"head(…)": False, "head(…) | finetune(…)": True, "head(…) | finetune(…) | quantize(…)": False}
     """
-    phases = phases_of(recipe, encoder, task)
+    phases = phases_of(recipe, in_order_of(encoder, task), task)
     return {text: any(m.trains for m in phase) for text, phase in zip(_so_far(phases), phases, strict=True)}
 
 

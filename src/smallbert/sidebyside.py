@@ -17,7 +17,7 @@ from smallbert.measuring.evaluate import note_unread
 from smallbert.measuring.groups import short_recipes
 from smallbert.measuring.judged import Answers, read_answers
 from smallbert.measuring.shelf import load_card
-from smallbert.model.heads import same_labels
+from smallbert.model.heads import plain_names, same_labels
 from smallbert.tasks import Task
 from smallbert.tasks.derived import CUT
 
@@ -93,7 +93,7 @@ def _notes(starts: tuple[Start, Start], answers: list[Answers], task: Task) -> l
         notes += [f"{side}: {note}" for note in note_unread(start.encoder.head, own.tokens)]
         if card and card["status"] != "ok":
             notes.append(f"the training of {side} {card['status']}: {card['why']}")
-        if task.labels and sorted(map(str.casefold, labels)) != sorted(map(str.casefold, task.labels)):
+        if task.labels and sorted(plain_names(labels)) != sorted(plain_names(task.labels)):
             if not same_labels(labels, task.labels):
                 notes.append(f"{side}'s classes {', '.join(labels)} are taken for {', '.join(task.labels)}")
         notes += [f"{side}: {note}" for note in own.notes]

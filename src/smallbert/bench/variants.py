@@ -124,7 +124,7 @@ def score_variant(variant: Variant, task: Task, split: str, say: Any = None) -> 
     check_head(variant, task, variant.name)
     rows = task.split(split)
     stream = tokenise(variant.tokenizer, rows, task.kind, min(task.length, variant.length))
-    call, order = variant.open(torch.get_num_threads()), order_labels(variant.labels, task)
+    call, order = variant.open(torch.get_num_threads()), order_labels(variant.labels, task, variant.name)
     reader: Any = _Reader(call if order is None else lambda batch: call(batch)[..., order], task.kind)
     return dict(score(task, predict(reader, stream, task, rows, say), rows))
 

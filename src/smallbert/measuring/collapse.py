@@ -1,4 +1,4 @@
-"""When a run must be called diverged though its loss is a number: it learned nothing of its own training examples."""
+"""When a run must be called diverged though its loss is a number: it knows nothing of its own training examples."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smallbert.answering import answers_as_it_is
 from smallbert.data import tokenise
 from smallbert.measuring.evaluate import Say, predict
 from smallbert.measuring.metrics import score
@@ -18,12 +19,34 @@ if TYPE_CHECKING:
 SAMPLE = {"answer": 100}  # training examples on which a run is judged; a question takes as long as many sentences
 
 
+def judge_result(
+    made: Encoder, given: Encoder | None, task: Task, seed: int, length: int, say: Say | None = None
+) -> tuple[str, str]:
+    """Why a result must be called collapsed, and what is worth a note; `given` is what it was made of without training.
+
+    Of a head that is new and untrained nothing is expected, and what was no better before is only noted.
+    """
+    if given is not None:
+        new_head = any("labels" in entry["plan"] for entry in made.history[len(given.history) :])
+        if new_head or not answers_as_it_is(given, task):
+            return "", ""
+    why = find_collapse(made, task, seed, length, say)
+    if why and given is not None and find_collapse(given.copy().to(made.device), task, seed, length, say):
+        return "", f"the model that was given is itself no better than guessing: {why}"
+    return why, ""
+
+
 def find_collapse(encoder: Encoder, task: Task, seed: int, length: int, say: Say | None = None) -> str:
-    """Why a trained encoder must be called collapsed, judged on a sample of its own training examples; "" if not."""
-    rows = task.split("train")
+    """Why an encoder must be called collapsed, judged on a sample of its training examples; "" if not.
+
+    A task without training examples, which is enough for recipes that do not train, has others.
+    """
+    name = next(name for name in ("train", "dev", "test") if name in task.splits)
+    rows = task.split(name)
     sample = rows.take(np.random.default_rng(seed).permutation(len(rows))[: SAMPLE.get(task.kind, 500)])
     guess = predict(encoder, tokenise(encoder.tokenizer, sample, task.kind, length), task, sample, say)
-    return COLLAPSES[task.kind](task, guess, sample)
+    why = COLLAPSES[task.kind](task, guess, sample)
+    return f"on a sample of {name}, {why}" if why else ""
 
 
 def _collapse_of_classes(task: Task, guess: np.ndarray, sample: Split) -> str:
@@ -32,7 +55,7 @@ def _collapse_of_classes(task: Task, guess: np.ndarray, sample: Split) -> str:
     one = 100 * np.bincount(guess).max() / len(guess)
     signs = {
         f"{one:.1f} % of all predictions are one class": one >= 99 > largest,
-        f"train accuracy is {right:.1f}, not clearly better than always guessing the largest class ({largest:.1f})": (
+        f"accuracy is {right:.1f}, not clearly better than always guessing the largest class ({largest:.1f})": (
             right <= min(largest + 2, (largest + 100) / 2)  # where one class is nearly all, two points cannot be asked
         ),
     }
@@ -54,12 +77,12 @@ def _collapse_of_numbers(task: Task, guess: np.ndarray, sample: Split) -> str:
     if not np.ptp(guess):
         return "it gives the same number to every text"
     pearson = float(np.corrcoef(guess, gold)[0, 1])
-    return f"train predictions have nothing to do with the labels (Pearson {pearson:.2f})" if abs(pearson) < 0.1 else ""
+    return f"predictions have nothing to do with the labels (Pearson {pearson:.2f})" if abs(pearson) < 0.1 else ""
 
 
 def _collapse_of_answers(task: Task, guess: Any, sample: Split) -> str:
     found = score(task, guess, sample)["f1"]["value"]
-    return f"train F1 is {found:.1f}, which is less than 15" if found < 15 else ""
+    return f"F1 is {found:.1f}, which is less than 15" if found < 15 else ""
 
 
 COLLAPSES: dict[str, Callable[..., str]] = {

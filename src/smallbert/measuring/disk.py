@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from smallbert.errors import UserError
 from smallbert.model.anatomy import FAMILIES
-from smallbert.model.folders import read_tensors
+from smallbert.model.folders import describe, read_tensors
+from smallbert.model.modelfiles import save_tokenizer
+
+if TYPE_CHECKING:
+    from smallbert.model.encoder import Encoder
 
 PARTS = ("embeddings", "encoder", "head", "other")
 NEEDED = (
@@ -48,6 +54,16 @@ def measure_bytes(folder: Path | str) -> dict[str, int]:
     whole = sum(path.stat().st_size for path in weights)
     parts["other"] += whole - sum(parts.values())
     return {"total": sum(path.stat().st_size for path in files), "weights": whole, **parts}
+
+
+def bytes_beside_weights(encoder: Encoder) -> int:
+    """What the tokenizer and the description of a model that is not saved yet will take on disk."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if encoder.tokenizer is not None:
+            save_tokenizer(encoder, folder)
+        describe(encoder, folder, "smallbert")
+        return sum({path: path.stat().st_size for pattern in NEEDED for path in folder.glob(pattern)}.values())
 
 
 def tensor_bytes(path: Path) -> dict[str, int]:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from smallbert.errors import UserError
 from smallbert.measuring.card import Card
+from smallbert.recipe import Recipe
 
 ALWAYS_SHOWN = ("keep", "bits")  # the dials; other settings show in a name only where they differ between rows
 
@@ -70,6 +72,18 @@ def short_names(cards: Sequence[Card]) -> list[str]:
     names = _told_apart(names, [f"{name}: {recipe}" for name, recipe in zip(names, recipes, strict=True)])
     names = _told_apart(names, [f"{card['model']}: {name}" for card, name in zip(cards, names, strict=True)])
     return _told_apart(names, [f"{name} #{place}" for place, name in enumerate(names, 1)])
+
+
+def given_name(card: Card) -> str:
+    """A name for a card that is alone: its preset, else its recipe with the settings that were given.
+
+    >>> given_name(card)
+    'finetune(lr=0.0001) | quantize(4, scope="group")'
+    """
+    try:
+        return str(card["preset"] or Recipe(card["recipe"]).brief())
+    except UserError:  # a card of long ago may have a recipe that is none any more
+        return short_names([card])[0]
 
 
 def short_recipes(cards: Sequence[Card]) -> list[str]:

@@ -1,9 +1,10 @@
 """A dictionary of weights (GOBO, Zadeh et al. 2020): each names one of 2^bits centroids, and the few outliers stay.
 
-A weight is an outlier if it lies further than `outliers` standard deviations from the mean of its matrix. The paper
-says a log-density below -4, which depends on the unit: at BERT's usual deviation of 0.04 it is 3.55 deviations. The
-others are sorted into 2^bits bins of equal count; then each goes to the nearest centroid and each centroid to the mean
-of its bin, as long as the sum of distances falls (L1, where k-means would look at squares and go on for longer).
+A weight is an outlier if it lies further than `outliers` standard deviations from the mean of its matrix, in which
+pruned ones do not count. The paper says a log-density below -4, which depends on the unit: at BERT's usual deviation of
+0.04 it is 3.55 deviations. The others are sorted into 2^bits bins of equal count; then each goes to the nearest
+centroid and each centroid to the mean of its bin, as long as the sum of distances falls (L1, where k-means would look
+at squares and go on for longer).
 
 With feedback, which the paper does not have, weights go to centroids column by column, and later ones make up for the
 errors of earlier ones (GPTQ); outliers, which are stored in full, make up for all they can.
@@ -28,6 +29,7 @@ from smallbert.training.calibrate import draw_texts, input_products
 Few = Literal[8, 6, 5, 4, 3, 2]
 MOST = 100  # rounds, of which about seven are needed
 PRUNED = 0.01  # the share of zeros from which on they must stay zeros
+MANY = 0.1  # the share of outliers, eight bytes each, from which on little is saved by storing the others in few bits
 
 
 class Codebook(Method):
@@ -48,8 +50,15 @@ class Codebook(Method):
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """What is stored so, and how many outliers each has."""
-        names = some_roundable(encoder, self.name)
-        return {"outliers": {name: self._count(encoder.get_submodule(name).weight) for name in names}}
+        weights = {name: encoder.get_submodule(name).weight for name in some_roundable(encoder, self.name)}
+        counts = {name: self._count(weight) for name, weight in weights.items()}
+        share = sum(counts.values()) / sum(weight.numel() for weight in weights.values())
+        if share > MANY:
+            raise UserError(
+                f"{self.name}: with outliers={self.outliers:g}, {share:.0%} of the weights would be outliers and be "
+                f"stored in full; give more standard deviations, such as {type(self).outliers}"
+            )
+        return {"outliers": counts}
 
     def _count(self, weight: Tensor) -> int:
         """How many outliers a matrix has; one whose weights are not known yet, as many as a normal distribution."""
@@ -84,7 +93,7 @@ class Codebook(Method):
 
     def _table(self, weight: Tensor, apart: Tensor, bits: int) -> Tensor:
         """The centroids of a matrix; where it was pruned one of them is zero, and the others are of what is left."""
-        if (weight == 0).float().mean() <= PRUNED:
+        if not _is_pruned(weight):
             return find_centroids(weight[~apart], 2**bits)
         others = find_centroids(weight[~apart & (weight != 0)], 2**bits - 1)
         return torch.cat([others, others.new_zeros(1)]).sort().values
@@ -97,9 +106,17 @@ def code_by(table: Tensor, apart: Tensor) -> Coding:
 
 
 def find_outliers(weight: Tensor, deviations: float) -> Tensor:
-    """Which numbers lie further than so many standard deviations from the mean."""
+    """Which numbers lie further than so many standard deviations from the mean; of a pruned matrix, of what is left."""
     weight = weight.detach()
-    return (weight - weight.mean()).abs() > deviations * weight.std(correction=0)
+    left = weight != 0 if _is_pruned(weight) else torch.ones_like(weight, dtype=torch.bool)
+    if not left.any():
+        return left
+    values = weight[left]
+    return left & ((weight - values.mean()).abs() > deviations * values.std(correction=0))
+
+
+def _is_pruned(weight: Tensor) -> bool:
+    return bool((weight == 0).float().mean() > PRUNED)
 
 
 def find_centroids(values: Tensor, count: int) -> Tensor:

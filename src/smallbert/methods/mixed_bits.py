@@ -15,6 +15,7 @@ import numpy as np
 from torch import nn
 
 from smallbert.errors import UserError
+from smallbert.measuring.disk import bytes_beside_weights
 from smallbert.methods.quantize import Bits, Quantize, some_roundable
 from smallbert.methods.quantize_aware import Aware
 from smallbert.model.anatomy import anatomy, layers, linears
@@ -25,13 +26,15 @@ from smallbert.training.curvature import layer_curvatures
 
 STEPS = (1, 2, 3, 4, 8)  # numbers of bits there are
 HEADER = 160  # bytes that a safetensors file says about one tensor, at most
+STEP = 2000  # bytes that encoder.json says about this phase, at most, but for the names of matrices
+NAMINGS = 4  # how often it says each name, here and where what was trained is stored, with 15 more bytes
 
 
 class MixedBits(Aware):
     """Give each layer its own number of bits, by how sharply the loss bends along it, within a budget of size."""
 
     budget: float = 3.0
-    unit: Literal["bits", "MB"] = "bits"  # bits a weight of the layers on average (without scales), or of the file
+    unit: Literal["bits", "MB"] = "bits"  # bits a weight of the layers on average (without scales), or the whole folder
     fewest: Bits = 2
     most: Bits = 8
     group: int = 64
@@ -116,6 +119,7 @@ class MixedBits(Aware):
                     f"{self.fewest}; give a larger budget, or fewer bits as `fewest`"
                 )
             return self.budget * sum(encoder.get_parameter(f"{name}.weight").numel() for name in mine)
+        beside = bytes_beside_weights(encoder) + STEP + 100 * len(groups) + NAMINGS * sum(len(n) + 15 for n in names)
         store, rest, tables = self.storage(), 0, 0
         matrices = {f"{name}.weight": name for name in names}
         for key, tensor in encoder.state_dict().items():
@@ -126,13 +130,14 @@ class MixedBits(Aware):
             module, rest = encoder.get_submodule(name), rest + 2 * HEADER
             taken = 0 if name in mine else stored_bytes(tensor.shape, store.grid_of(module))
             tables, rest = (tables + taken, rest) if isinstance(module, nn.Embedding) else (tables, rest + taken)
-        room = self.budget * 1e6 - rest - tables
+        room = self.budget * 1e6 - rest - tables - beside
         if room < least:
             raise UserError(
-                f"{self.name}: a file of {self.budget:g} MB cannot hold this model: embeddings take "
+                f"{self.name}: a folder of {self.budget:g} MB cannot hold this model: embeddings take "
                 f"{tables / 1e6:.3g} MB in {self.embeddings} bits, the layers {least / 1e6:.3g} MB in {self.fewest}, "
-                f"all else {rest / 1e6:.3g} MB; give a larger budget, {(least + rest + tables) / 1e6:.3g} MB and more, "
-                "or fewer bits as `fewest` or `embeddings`"
+                f"other weights {rest / 1e6:.3g} MB, tokenizer and description {beside / 1e6:.3g} MB; give a larger "
+                f"budget, {(least + rest + tables + beside) / 1e6:.3g} MB and more, or fewer bits as `fewest` or "
+                "`embeddings`"
             )
         return room
 

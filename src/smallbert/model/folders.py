@@ -45,9 +45,14 @@ def save_folder(encoder: Encoder, path: Path | str) -> str:
         layout = "huggingface" if _write_hugging_face(encoder, aside) else "smallbert"
         if layout == "smallbert":
             write_tensors(aside / "model.safetensors", _unique_tensors(encoder))
-        about = {"format": FORMAT, "layout": layout, "source": encoder.source}
-        write_json(aside / "encoder.json", {**about, "config": encoder.base, "history": encoder.history})
+        describe(encoder, aside, layout)
     return layout
+
+
+def describe(encoder: Encoder, folder: Path, layout: str) -> None:
+    """Write down how the encoder was made, of which it can be made again but for its weights."""
+    about = {"format": FORMAT, "layout": layout, "source": encoder.source}
+    write_json(folder / "encoder.json", {**about, "config": encoder.base, "history": encoder.history})
 
 
 def load_folder(path: Path | str) -> Encoder:

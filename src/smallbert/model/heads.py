@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -117,9 +118,20 @@ def same_labels(one: Sequence[str], other: Sequence[str]) -> bool:
     """
     if len(one) != len(other):
         return False
-    nothing = [f"label_{number}" for number in range(len(one))]
-    mine, theirs = ([name.casefold() for name in names] for names in (one, other))
+    nothing = [f"label{number}" for number in range(len(one))]
+    mine, theirs = plain_names(one), plain_names(other)
     return mine == theirs or nothing in (mine, theirs)
+
+
+def plain_names(labels: Sequence[str]) -> list[str]:
+    """Names of classes by their letters and digits alone, unless those would not tell them apart.
+
+    >>> plain_names(["NOT_ENTAILMENT", "entailment"]), plain_names(["+", "-"])
+    (['notentailment', 'entailment'], ['+', '-'])
+    """
+    folded = [label.casefold() for label in labels]
+    plain = [re.sub(r"[\W_]+", "", label) for label in folded]
+    return plain if all(plain) and len(set(plain)) == len(set(folded)) else folded
 
 
 def _dropout(config: Any, kind: str) -> float:

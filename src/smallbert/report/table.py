@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smallbert.measuring.card import Card, number, reason
-from smallbert.measuring.groups import group_cards, pick_baseline, score_of, short_names, status_of
+from smallbert.measuring.groups import given_name, group_cards, pick_baseline, score_of, short_names, status_of
 from smallbert.measuring.pruned import ABOUT as LEFT
 from smallbert.measuring.pruned import weights_left
 
@@ -94,7 +94,7 @@ def render_table(cards: Sequence[Card], baseline: Card | None = None) -> "Table"
 def make_rows(cards: Sequence[Card], baseline: Card | None = None) -> list[Row]:
     """One row per (model, recipe, task), seeds taken together."""
     groups = group_cards(cards)
-    names = short_names(groups)
+    names = short_names(groups) if len(groups) > 1 else [given_name(card) for card in groups]
     rows = []
     for card, name in zip(groups, names, strict=True):
         same_task = [other for other in groups if task_key(other) == task_key(card)]

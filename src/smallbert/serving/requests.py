@@ -70,7 +70,7 @@ def read_rows(body: bytes, kind: str, most: int) -> list[Any]:
 
 def _parse(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(body.decode("utf-8-sig"))
+        found = json.loads(body.decode("utf-8-sig"), object_pairs_hook=_once)
     except UnicodeDecodeError as error:
         raise Refusal(400, f"the body is not UTF-8 (byte {error.start}); send JSON in UTF-8") from None
     except (ValueError, RecursionError) as error:
@@ -78,6 +78,16 @@ def _parse(body: bytes) -> dict[str, Any]:
         raise Refusal(400, f'the body is not JSON ({why}); send something like {{"text": "good"}}') from None
     if not isinstance(found, dict):
         raise Refusal(422, 'the body must be a JSON object, such as {"texts": ["good", "bad"]}')
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The names and values of an object; of a name that is there twice nobody knows which value is meant."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise Refusal(422, f"{name[:40]!r} was given more than once; give it once")
+        found[name] = value
     return found
 
 
