@@ -69,7 +69,13 @@ def main() -> None:
     for recipe in RECIPES:
         found = probabilities(run_recipe(recipe, encoder, task, device="cpu").encoder.eval(), held_out)
         change, other = (found - wanted).abs().mean(), (found.argmax(-1) != wanted.argmax(-1)).float().mean()
-        rows.append({"recipe": recipe, "change": round(float(change), 4), "other": round(float(other), 4)})
+        rows.append(
+            {
+                "recipe": recipe,
+                "probability_change": round(float(change), 4),
+                "predicts_another": round(float(other), 4),
+            }
+        )
         print(f"{recipe:55s} {float(change):.4f}, {float(other):.1%} predict another class", flush=True)
     loudest = find_loudest(encoder, held_out)
     print("{layer}: one input reaches {peak}, the next {next}, half of them {median}".format(**loudest))

@@ -60,7 +60,7 @@ def test_a_vocabulary_that_cannot_write_the_task_is_refused(tmp_path):
     (tmp_path / "other.txt").write_text("xyz zyx\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"pieces learned from .*other.txt leave .* of the tokens of train .* unknown"):
         run(f"small_vocabulary(90, text='{tmp_path / 'other.txt'}')", trained(), TASK)
-    (note,) = run("small_vocabulary(120)", trained(), TASK).notes
+    note, *_ = run("small_vocabulary(120)", trained(), TASK).notes
     assert re.fullmatch(
         r"small_vocabulary has [\d,]+ word pieces, and leaves 0.0% of .* train and .* dev unknown", note
     )

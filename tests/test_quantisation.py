@@ -607,6 +607,7 @@ def test_outliers_are_far_and_stay_as_they_are(encoder, tmp_path):
         ("quantize(8, group=16)", "no effect where a row shares a scale"),
         ("quantize_aware(8, group=16) + train(epochs=1)", "no effect where a row shares a scale"),
         ("quantize(4, scope='group', group=100000)", "longer than any row of this model"),
+        ("mixed_bits(3, group=100000)", "longer than any row of this model"),
         ("quantize(8, texts=32)", "texts=32 has no effect"),
         ("quantize(activations='static', smooth=1.0)", "smooth is a strength"),
         ("quantize(texts=0)", "texts is how many"),

@@ -16,7 +16,7 @@ from torch import nn
 
 from smallbert.errors import UserError
 from smallbert.measuring.disk import bytes_beside_weights
-from smallbert.methods.quantize import Bits, Quantize, some_roundable
+from smallbert.methods.quantize import Bits, Quantize, check_group, some_roundable
 from smallbert.methods.quantize_aware import Aware
 from smallbert.model.anatomy import anatomy, layers, linears
 from smallbert.model.quantised import Activations, stored_bytes
@@ -61,6 +61,7 @@ class MixedBits(Aware):
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """How sharp each layer is, and how many bits it gets."""
         names, stem = some_roundable(encoder, self.name), f"backbone.{anatomy(encoder.backbone).layers}"
+        check_group(self.storage(), self.name, encoder, names)
         plain = {f"backbone.{name}" for name, module in linears(encoder.backbone) if type(module) is nn.Linear}
         every = [
             [n for n in names if n in plain and n.startswith(f"{stem}.{k}.")]
