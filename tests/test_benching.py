@@ -10,10 +10,11 @@ from toys import run, small, toy_task
 from smallbert import export
 from smallbert.bench import variants
 from smallbert.bench.run import bench, choose
-from smallbert.bench.variants import read_variant, score_variant
+from smallbert.bench.variants import predict_variant, read_variant
 from smallbert.cli import main
 from smallbert.errors import UserError
 from smallbert.measuring.evaluate import evaluate
+from smallbert.measuring.metrics import score
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.report.benching import bench_table
@@ -59,9 +60,10 @@ def test_the_table_says_what_is_multiplied(folders):
 
 def test_scores_are_those_of_eval(folders):
     wanted = evaluate(load_folder(folders / "deep"), TASK)["scores"]
-    assert score_variant(read_variant(folders / "deep"), TASK, "dev") == wanted
+    found = predict_variant(read_variant(folders / "deep"), TASK, "dev")
+    assert score(TASK, found, TASK.split("dev")) == wanted
     with pytest.raises(UserError, match=r"deep cannot be scored on .* \(tag\): its head is for classify"):
-        score_variant(read_variant(folders / "deep"), toy_task("tag"), "dev")
+        predict_variant(read_variant(folders / "deep"), toy_task("tag"), "dev")
     more = replace(TASK, labels=(*TASK.labels, "neither"))
     with pytest.raises(UserError, match=f"its head is for classify {', '.join(TASK.labels)}; fine-tune"):
         bench([read_variant(folders / "deep")], task=more)
@@ -72,7 +74,7 @@ def test_classes_in_another_order_are_put_in_the_tasks(folders):
     turned = replace(
         deep, labels=deep.labels[::-1], open=lambda threads: lambda batch: deep.open(threads)(batch).flip(-1)
     )
-    assert score_variant(turned, TASK, "dev") == score_variant(deep, TASK, "dev")
+    assert (predict_variant(turned, TASK, "dev") == predict_variant(deep, TASK, "dev")).all()
     with pytest.raises(UserError, match=r"deep has classes named bad, good where .* has gloom, cheer"):
         bench([deep], task=replace(TASK, labels=("gloom", "cheer")))
 
@@ -99,6 +101,14 @@ def test_the_choice():
     assert choose(record, 20)["name"] == "quickest"
     assert choose(record, 0.0)["name"] == "base" and "base stays" in choose(record, 0.0)["sentence"]
     assert choose(record, None) is None
+
+
+def test_too_few_examples_are_said():
+    record = made_up(base=(90.0, 1.0), quick=(90.0, 3.0))
+    for one, error in zip(record["variants"].values(), (0.0, 2.3), strict=True):
+        one["drop_stderr"], one["scores"]["accuracy"]["n"] = error, 30
+    doubt = "30 examples cannot tell 0.5 points apart: what quick loses is known to ± 2.3; score on more."
+    assert choose(record, 0.5)["sentence"].endswith(doubt) and "cannot tell" not in choose(record, 3.0)["sentence"]
 
 
 def write_facts(folder, **changes):

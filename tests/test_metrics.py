@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from smallbert.errors import UserError
-from smallbert.measuring.metrics import entities, normalise, score, wilson
+from smallbert.measuring.metrics import entities, normalise, paired_error, score, wilson
 from smallbert.tasks import Split, Task
 
 GENERATOR = np.random.default_rng(7)
@@ -33,6 +33,25 @@ def test_classification_agrees_with_sklearn(classes: int) -> None:
     assert got["mcc"]["value"] == pytest.approx(100 * reference.matthews_corrcoef(gold, guess))
     if classes == 2:
         assert got["f1"]["value"] == pytest.approx(100 * reference.f1_score(gold, guess))
+
+
+def test_paired_error_is_that_of_drawing_the_same_examples_for_both() -> None:
+    gold = GENERATOR.integers(0, 2, 400)
+    one = np.where(GENERATOR.random(400) < 0.2, 1 - gold, gold)
+    other = np.where(GENERATOR.random(400) < 0.05, 1 - one, one)  # mostly the same
+    task, split = toy("classify", ("accuracy", "mcc"), list(gold), ("a", "b"))
+    draws = np.random.default_rng(1).integers(0, 400, (4000, 400))
+    drops = ((other == gold)[draws].mean(1) - (one == gold)[draws].mean(1)) * 100
+    found = paired_error(task, "accuracy", one, other, split)
+    assert found is not None and found == pytest.approx(drops.std(), rel=0.05)
+    assert found < 0.75 * score(task, one, split)["accuracy"]["stderr"]
+    assert paired_error(task, "accuracy", one, one, split) == 0 and paired_error(task, "mcc", one, other, split) is None
+    gold = [{"text": [word], "answer_start": [0]} for word in ("red house", "1820", "Rome", "tea")]
+    task, split = toy("answer", ("f1", "em"), gold)
+    said = ["red house", "1820", "Rome", "tea"], ["house", "1820", "Rome", "coffee"]
+    missed = np.array([1 / 3, 0, 0, 1])
+    assert paired_error(task, "f1", *said, split) == pytest.approx(100 * missed.std(ddof=1) / 2)
+    assert paired_error(task, "em", *said, split) == pytest.approx(100 * np.array([1, 0, 0, 1]).std(ddof=1) / 2)
 
 
 def test_correlations_agree_with_scipy_with_ties() -> None:

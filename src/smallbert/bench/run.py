@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from smallbert.answering import check_head
-from smallbert.bench.variants import Variant, score_variant
+from smallbert.bench.variants import Variant, predict_variant
 from smallbert.errors import UserError
 from smallbert.measuring.card import machine, versions
 from smallbert.measuring.cost import WARM, take_turns
+from smallbert.measuring.metrics import paired_error, score
 from smallbert.model.batch import Batch
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def bench(
     """Time variants against each other, at every setting; `seconds` is for each variant at each.
 
     {"rows": [{"name": "base", "batch": 1, "length": 32, "threads": 1, "p50_ms": 7.9, "p95_ms": …, "p99_ms": …,
-    "texts_per_second": …, "faster": 1.0, …}, …], "variants": {"base": {"bytes": …, "scores": …}}, "choice": …}
+    "texts_per_second": …, "faster": 1.0, …}, …], "variants": {"base": {"bytes": …, "scores": …, "drop_stderr": 0.0}},
+    "choice": …}
 
     "faster" is against the first: the median over turns, so that what disturbs one turn disturbs both alike.
     """
@@ -45,8 +47,10 @@ def bench(
         one.name: {"runs": one.runs, "precision": one.precision, "bytes": one.bytes, "scores": None} for one in variants
     }
     if task is not None:
-        for one in variants:
-            about[one.name]["scores"] = score_variant(one, task, split, say)
+        rows_of, said = task.split(split), [predict_variant(one, task, split, say) for one in variants]
+        for one, each in zip(variants, said, strict=True):
+            about[one.name]["scores"] = score(task, each, rows_of)
+            about[one.name]["drop_stderr"] = paired_error(task, task.metrics[0], said[0], each, rows_of)
     settings, rows = list(product(threads, lengths, batches)), list[dict[str, Any]]()
     for number, (count, length, batch) in enumerate(settings):
         say("timing", number, len(settings), f"batch {batch}, {length} tokens, {_threads(count)}")
@@ -132,7 +136,21 @@ def choose(record: dict[str, Any], max_drop: float | None) -> dict[str, Any] | N
         f"{value[best]:.1f} after {value[first]:.1f}, {speed[best]:.2f} times as fast"
     )
     sentence += f" ({', '.join(lost)} lost more)" if lost else ""
-    return {"name": best, "max_drop": max_drop, "speed": speed, "sentence": f"{sentence}."}
+    return {"name": best, "max_drop": max_drop, "speed": speed, "sentence": f"{sentence}.{_doubt(record, max_drop)}"}
+
+
+def _doubt(record: dict[str, Any], max_drop: float) -> str:
+    """A sentence where the examples are too few to see a difference of so many points."""
+    errors = {name: one.get("drop_stderr") for name, one in record["variants"].items()}
+    unsure = {name: error for name, error in errors.items() if error is not None and error > max_drop}
+    if not unsure:
+        return ""
+    worst = max(unsure, key=lambda name: unsure[name])
+    count = record["variants"][worst]["scores"][record["headline"]]["n"]
+    return (
+        f" {count:,} examples cannot tell {max_drop:g} points apart: what {worst} loses is known to "
+        f"± {unsure[worst]:.1f}; score on more."
+    )
 
 
 def _mean_speed(rows: list[dict[str, Any]], name: str) -> float:

@@ -17,7 +17,6 @@ from smallbert.errors import UserError
 from smallbert.exported import FILE, INPUTS, read_exported, told_of
 from smallbert.measuring.cost import measure_bytes
 from smallbert.measuring.evaluate import predict
-from smallbert.measuring.metrics import score
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder, fingerprint
 from smallbert.model.folders import load_folder
@@ -119,14 +118,14 @@ def make_variants(folder: Path | str, names: list[str], into: Path, say: Any = N
     return [read_variant(into / name, name) for name in names]
 
 
-def score_variant(variant: Variant, task: Task, split: str, say: Any = None) -> dict[str, Any]:
-    """Scores on a split of a task, by the same code for all."""
+def predict_variant(variant: Variant, task: Task, split: str, say: Any = None) -> Any:
+    """What it says of each example of a split of a task, by the same code for all."""
     check_head(variant, task, variant.name)
     rows = task.split(split)
     stream = tokenise(variant.tokenizer, rows, task.kind, min(task.length, variant.length))
     call, order = variant.open(torch.get_num_threads()), order_labels(variant.labels, task, variant.name)
     reader: Any = _Reader(call if order is None else lambda batch: call(batch)[..., order], task.kind)
-    return dict(score(task, predict(reader, stream, task, rows, say), rows))
+    return predict(reader, stream, task, rows, say)
 
 
 class _Reader:
