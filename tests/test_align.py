@@ -356,6 +356,11 @@ def test_a_mark_that_is_misspelt_is_no_folder(pair):
     check_refused(recipe, pair[0], TASK, "no mark is called 'bigg'. Did you mean 'big'")
 
 
+def test_a_temperature_that_nothing_reads_is_refused(pair):
+    recipe = f"mark('big') | student(2) | distill('big', metric='mse', temperature=4.0) + {WHOLE}"
+    check_refused(recipe, pair[0], TASK, "temperature=4 has no effect with metric='mse'")
+
+
 def weights_at(phase, progress):
     phase.set_dials(progress)
     return {name.removeprefix("weight of "): float(phase.dials[name]) for name in phase._products}

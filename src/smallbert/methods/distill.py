@@ -63,6 +63,11 @@ class Distill(Method):
     def fits(self, phase: Any, steps: int | None) -> None:
         """There is a teacher, who answers in the student's terms and reads the same tokens for all who learn of it."""
         phase.name_of(self)
+        if self.metric == "mse" and self.temperature != type(self).temperature:
+            raise UserError(
+                f"distill: temperature={self.temperature:g} has no effect with metric='mse', which compares scores as "
+                "they are; leave it out, or take metric='kl'"
+            )
         teacher, kind = phase.teachers.expect(self.teacher), phase.task and phase.task.kind
         if any(method.guesses for method in phase.methods):
             if teacher is not None:
