@@ -90,7 +90,9 @@ def test_what_cannot_be_timed_is_said(folders):
 def made_up(**found):
     """A record of models with a score and a speed each."""
     rows = [{"name": name, "faster": speed} for name, (_, speed) in found.items()]
-    variants = {name: {"scores": {"accuracy": {"value": score}}} for name, (score, _) in found.items()}
+    variants = {
+        name: {"scores": {"accuracy": {"value": score, "stderr": 0.1, "n": 5000}}} for name, (score, _) in found.items()
+    }
     return {"rows": rows, "variants": variants, "headline": "accuracy"}
 
 
@@ -106,9 +108,14 @@ def test_the_choice():
 def test_too_few_examples_are_said():
     record = made_up(base=(90.0, 1.0), quick=(90.0, 3.0))
     for one, error in zip(record["variants"].values(), (0.0, 2.3), strict=True):
-        one["drop_stderr"], one["scores"]["accuracy"]["n"] = error, 30
-    doubt = "30 examples cannot tell 0.5 points apart: what quick loses is known to ± 2.3; score on more."
-    assert choose(record, 0.5)["sentence"].endswith(doubt) and "cannot tell" not in choose(record, 3.0)["sentence"]
+        one["drop_stderr"], one["scores"]["accuracy"]["n"] = error, 100
+    doubt = "100 examples cannot tell 0.5 points apart: what quick loses is known to ± 2.3; score on more."
+    assert choose(record, 0.5)["sentence"].endswith(doubt) and "cannot tell" not in choose(record, 4.0)["sentence"]
+    record["variants"]["quick"]["drop_stderr"] = 0.0  # all agree, the next might not
+    assert "known to ± 1.0" in choose(record, 0.5)["sentence"]
+    record["variants"]["quick"]["drop_stderr"] = None  # no mean of examples
+    record["variants"]["quick"]["scores"]["accuracy"]["stderr"] = 6.0
+    assert "known to ± 6.0" in choose(record, 0.5)["sentence"]
 
 
 def write_facts(folder, **changes):

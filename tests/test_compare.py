@@ -219,6 +219,11 @@ def test_classes_of_other_names_are_not_scored_by_place():
         assert order_labels(nameless, task) is None
         assert order_labels(["gloom", "cheer"], replace(task, labels=tuple(nameless))) is None
     assert order_labels(["1", "0"], replace(task, labels=("0", "1"))) == [1, 0]
+    assert order_labels(["LABEL_1", "LABEL_0"], replace(task, labels=("0", "1"))) == [1, 0]
+    assert order_labels(["True", "False"], replace(task, labels=("0", "1"))) == [1, 0]
+    assert order_labels(["0", "1"], replace(task, labels=("-1", "0"))) is None  # rising, a sign is no dash
+    with pytest.raises(UserError, match="nothing says which is which"):
+        order_labels(["C", "D"], replace(task, labels=("C#", "D")))
     assert order_labels([], replace(task, labels=())) is None
     with pytest.raises(UserError, match="nothing says which is which"):
         order_labels(["LABEL_1", "LABEL_0"], task)

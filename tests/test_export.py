@@ -22,6 +22,7 @@ from smallbert.errors import RunError, UserError
 from smallbert.export import export_hugging_face, export_int8, export_onnx, make_int8, write_onnx
 from smallbert.model.folders import load_folder, probe_batch, save_folder
 from smallbert.model.quantised import stored_parts
+from smallbert.model.zeros import sparse_linears
 from smallbert.onnxfile import check
 from smallbert.onnxfile.check import EXACT, OWN, ROUNDED, compare, must_agree, open_session, varied_batches
 from smallbert.onnxfile.narrow import narrow
@@ -161,10 +162,25 @@ def test_int8_keeps_ranges_that_were_learned(tmp_path):
             eight.get_submodule(name).real(), encoder.get_submodule(name).real(), atol=0.02, rtol=0
         )
     smoothed = run("head | quantize(4, 'static', 'group', group=4, smooth='search')", small(layers=1), TASK).encoder
+    save_folder(smoothed, tmp_path / "model")
+    with pytest.raises(UserError, match="fixed ranges already"):
+        export_int8(tmp_path / "model", tmp_path / "out", calibrate=TASK)
+    eight = make_int8(run("head", smoothed, TASK).encoder)  # a new head has none, and stays real
+    assert "int8 and float32" in arithmetic(eight) and type(eight.head.dense) is torch.nn.Linear
     eight = make_int8(smoothed)
     name = "heads.task.dense"
     assert torch.equal(eight.get_submodule(name).input_factor, smoothed.get_submodule(name).input_factor)
     assert eight.get_submodule(name).is_whole
+
+
+def test_zeros_that_are_not_stored_are_rounded_too(tmp_path):
+    recipe = "head | prune(0.1) | sparse | quantize(8, activations=True)"
+    encoder = run(recipe, small(layers=1), TASK).encoder
+    assert sparse_linears(encoder) and "float32" in arithmetic(encoder)
+    save_folder(encoder, tmp_path / "model")
+    found = export_int8(tmp_path / "model", tmp_path / "out", max_difference=1.0)
+    assert found["precision"] == "int8"
+    assert kinds(onnx.load(tmp_path / "out" / "model.onnx")).count("MatMulInteger") == 7
 
 
 @slow

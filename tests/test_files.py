@@ -43,7 +43,11 @@ def test_what_a_killed_process_left_aside_is_removed_by_the_next(tmp_path):
     assert left.startswith(".model.")
     for other in (".model.work", ".models.01234567", ".model.0123456x", ".model.89abcdef", ".model.89abcdef.old"):
         (tmp_path / other).mkdir()
+    asides.remove_abandoned(tmp_path / "model")
+    assert left in names(tmp_path)  # it may be another machine's, where locks do not reach
+    os.utime(tmp_path / left, (0, 0))
     with files.write_folder(tmp_path / "model") as first:
+        os.utime(first, (0, 0))
         with files.write_folder(tmp_path / "model") as second:  # as another process might, at the same time
             assert first.exists() and second.exists() and left not in names(tmp_path)
             (second / "a.txt").write_text("whole")
@@ -63,9 +67,28 @@ def test_a_folder_taken_for_an_abandoned_one_is_made_again(tmp_path, monkeypatch
         return real(folder, wait)
 
     monkeypatch.setattr(asides, "_hold", slow)
+    monkeypatch.setattr(asides, "OLD", -1)
     with files.write_folder(tmp_path / "model") as aside:
         (aside / "a.txt").write_text("whole")
     assert len(seen) == 1 and names(tmp_path) == ["model"]
+
+
+def test_a_name_that_is_another_folders_by_now_is_left_alone(tmp_path, monkeypatch):
+    pytest.importorskip("fcntl")
+    real, left = asides._hold, tmp_path / ".model.01234567"
+    left.mkdir()
+
+    def swap(folder, wait=False):
+        held = real(folder, wait)
+        left.rename(tmp_path / "gone")  # another process removed it, and a third made it anew
+        left.mkdir()
+        (left / "half").write_text("half")
+        return held
+
+    monkeypatch.setattr(asides, "_hold", swap)
+    monkeypatch.setattr(asides, "OLD", -1)
+    asides.remove_abandoned(tmp_path / "model")
+    assert names(left) == ["half"]
 
 
 def test_two_may_write_one_folder_at_once(tmp_path):

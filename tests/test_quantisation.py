@@ -31,7 +31,7 @@ from smallbert.model.quantised import (
     with_real_weights,
 )
 from smallbert.model.rounding import Grid, encode, fit, rounded
-from smallbert.model.smoothing import Reader, factor_of, search_factor, smooth, smoothable
+from smallbert.model.smoothing import Reader, factor_of, peaks_of, search_factor, smooth, smoothable
 from smallbert.training.calibrate import draw_texts, input_bounds, input_products, watch_inputs
 
 TASK = toy_task("pair", 16)
@@ -304,7 +304,7 @@ def test_smoothing_changes_nothing_but_where_outliers_are(family):
     bounds = input_bounds(before, layers, texts)
     for pair in pairs:
         weight = after.get_submodule(pair["layer"]).weight.detach()
-        smooth(after, pair, factor_of([weight], bounds[pair["layer"]], 0.5))
+        smooth(after, pair, factor_of([weight], peaks_of(bounds[pair["layer"]]), 0.5))
     assert len(pairs) >= len(before.backbone.get_submodule(_stack(before))) and len(set(layers)) == len(layers)
     torch.testing.assert_close(scores_of(after, TASK), scores_of(before, TASK), atol=1e-5, rtol=1e-4)
     assert not torch.equal(state_of(after)[f"{layers[0]}.weight"], state_of(before)[f"{layers[0]}.weight"])
@@ -332,12 +332,14 @@ def test_a_search_finds_the_neuron_that_takes_the_range_from_all_others():
     found = search_factor([reader], bounds, rows, fixed=True)
     assert error(found) < 0.1 * error(torch.ones(32))
     assert found[3] < 0.2 * found[[0, 1, 2, *range(4, 32)]].min()
-    tried = [error(factor_of([weight], bounds, strength)) for strength in (0.25, 0.5, 0.75, 1.0)]
+    tried = [error(factor_of([weight], peaks_of(bounds), strength)) for strength in (0.25, 0.5, 0.75, 1.0)]
     assert error(found) < 1.2 * min(tried)
     quiet = rows.clone()
     quiet[:, 5] *= 1e-4  # a feature that hardly speaks in these texts is made no louder than the usual one
+    quiet[:, 6:30] = 0.0  # nor is one that says nothing, even where most do
     found = search_factor([reader], torch.stack([quiet.amin(0), quiet.amax(0)]), quiet, fixed=True)
-    assert found[5] < 10 * found.median()
+    assert found[5:30].max() < 10 * found[[0, 1, 2, 30, 31]].median()
+    assert factor_of([weight], peaks_of(torch.stack([quiet.amin(0), quiet.amax(0)])), 0.5)[6:30].max() < 10
 
 
 @pytest.mark.parametrize("inputs", ["True", "'static'"])

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from smallbert.tasks import Task
 
 NAMED = 6  # as many classes are named in a sentence
+TRUTH = {"false": "0", "true": "1"}
 
 
 def has_head_for(encoder: Encoder, task: Task) -> bool:
@@ -46,7 +47,10 @@ def order_labels(labels: Sequence[str], task: Task, name: str = "this model") ->
     theirs, ours = plain_names(labels), plain_names(task.labels)
     if sorted(theirs) == sorted(ours):
         return None if theirs == ours else [theirs.index(label) for label in ours]
-    if _is_nameless(labels) or _is_nameless(task.labels):
+    numbers = [_numbers(names) for names in (labels, task.labels)]
+    if sorted(numbers[0]) == sorted(numbers[1]) != []:
+        return [numbers[0].index(number) for number in numbers[1]] if numbers[0] != numbers[1] else None
+    if any(found and found == sorted(found) for found in numbers):
         return None
     raise UserError(
         f"{name} has classes named {_only_in(labels, task.labels)} where {task.name} has "
@@ -55,11 +59,14 @@ def order_labels(labels: Sequence[str], task: Task, name: str = "this model") ->
     )
 
 
-def _is_nameless(labels: Sequence[str]) -> bool:
-    """Whether names say nothing but rising numbers, as LABEL_0 and LABEL_1, or 1 and 2, do."""
-    found = [re.fullmatch(r"(?:label[\W_]*)?(-?\d+(?:\.0*)?)", label.strip().casefold()) for label in labels]
-    numbers = [float(each[1]) for each in found if each]
-    return len(numbers) == len(labels) and numbers == sorted(numbers)
+def _numbers(labels: Sequence[str]) -> list[float]:
+    """What names say that are nothing but numbers, as LABEL_0 and LABEL_1, or 1 and 2; [] of others.
+
+    False and True are 0 and 1.
+    """
+    plain = [TRUTH.get(label.strip().casefold(), label.strip().casefold()) for label in labels]
+    found = [re.fullmatch(r"(?:label[\W_]*)?(-?\d+(?:\.0*)?)", label) for label in plain]
+    return [float(each[1]) for each in found if each] if all(found) else []
 
 
 def _only_in(labels: Sequence[str], others: Sequence[str]) -> str:

@@ -3,8 +3,11 @@
 import os
 import re
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
+
+OLD = 3600  # seconds: where locks hold on one machine only, another's folder is not touched while it is filled
 
 
 def make_held(aside: Path) -> int | None:
@@ -21,7 +24,8 @@ def make_held(aside: Path) -> int | None:
 def remove_abandoned(path: Path) -> None:
     """Remove what killed processes left beside a path while they filled a folder for it.
 
-    Where a folder of before was already out of the way, nothing is touched: both may be wanted.
+    Where a folder of before was already out of the way, nothing is touched: both may be wanted. Nor is what changed
+    within the last hour.
     """
     for left in path.parent.glob(".*"):
         if not re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}", left.name) or left.is_symlink():
@@ -29,7 +33,11 @@ def remove_abandoned(path: Path) -> None:
         if left.with_name(f"{left.name}.old").exists() or not left.is_dir():
             continue
         if (held := _hold(left)) is not None:
-            shutil.rmtree(left, ignore_errors=True)
+            with suppress(OSError):  # gone meanwhile
+                seen = left.stat()
+                # The name may be another folder's by now.
+                if os.path.samestat(os.fstat(held), seen) and time.time() - seen.st_mtime > OLD:
+                    shutil.rmtree(left, ignore_errors=True)
             os.close(held)
 
 

@@ -14,7 +14,7 @@ from smallbert.errors import UserError
 from smallbert.files import write_folder, write_json, write_text
 from smallbert.model.encoder import HEAD, Encoder, fingerprint
 from smallbert.model.folders import load_folder, save_folder
-from smallbert.model.quantised import StoredLinear, roundable, stored_parts, with_real_weights
+from smallbert.model.quantised import StoredLinear, stored_parts, with_real_weights
 from smallbert.model.zeros import sparse_linears, with_plain_linears
 from smallbert.progress import saying
 
@@ -91,6 +91,11 @@ def export_int8(
     """
     _check_installed()
     encoder = load_folder(folder)
+    if calibrate is not None and _learned_ranges(encoder):
+        raise UserError(
+            "--calibrate was given, and the inputs of this model have fixed ranges already, those it was made with; "
+            "leave --calibrate out, or start from the model before that"
+        )
     small = encoder if _is_int8(encoder) else make_int8(encoder, calibrate)
     if small is encoder and calibrate is not None:
         from smallbert.methods.quantize import TEXTS
@@ -110,7 +115,9 @@ def make_int8(encoder: Encoder, calibrate: Task | None = None) -> Encoder:
         method = Quantize(8, "static", smooth="search")
     plain = with_real_weights(with_plain_linears(encoder.copy()))
     plan, small = method.plan(plain, calibrate), plain.copy()
-    if ranges:
+    if ranges:  # a head that is newer has none, and stays real
+        tables = {name for name in plan["modules"] if isinstance(plain.get_submodule(name), nn.Embedding)}
+        plan["modules"] = [name for name in plan["modules"] if name in ranges.keys() | tables]
         plan["scaled"] = [name for name, part in ranges.items() if part.input_factor is not None]
     small.apply_method(method, plan)
     if not ranges:
@@ -124,10 +131,9 @@ def make_int8(encoder: Encoder, calibrate: Task | None = None) -> Encoder:
 
 
 def _learned_ranges(encoder: Encoder) -> dict[str, StoredLinear]:
-    """The layers by name, if all of them round inputs by ranges of their own, which were found or learned before."""
+    """The stored layers by name, if all of them round inputs by ranges of their own, found or learned before."""
     layers = {name: part for name, part in stored_parts(encoder).items() if isinstance(part, StoredLinear)}
-    plain = any(type(encoder.get_submodule(name)) is nn.Linear for name in roundable(encoder))
-    known = not plain and all(part.activations == "static" for part in layers.values())
+    known = all(part.activations == "static" for part in layers.values()) and not sparse_linears(encoder)
     return layers if known else {}
 
 
@@ -140,11 +146,6 @@ def fix_ranges(encoder: Encoder, batches: list[Batch]) -> Encoder:
     small = encoder.copy().eval()
     parts = {name: part for name, part in stored_parts(small).items() if isinstance(part, StoredLinear)}
     parts = {name: part for name, part in parts.items() if part.activations is True}
-    if not parts:
-        raise UserError(
-            "--calibrate was given, and the inputs of this model have fixed ranges already, those it was made with; "
-            "leave --calibrate out, or start from the model before that"
-        )
     found = input_bounds(encoder, parts, batches)
     for part in parts.values():
         part.fix_range()
@@ -156,7 +157,7 @@ def fix_ranges(encoder: Encoder, batches: list[Batch]) -> Encoder:
 def _is_int8(encoder: Encoder) -> bool:
     """Whether its layers multiply whole numbers as they are."""
     found = [part for part in stored_parts(encoder).values() if isinstance(part, StoredLinear)]
-    return bool(found) and all(part.activations and part.is_whole for part in found)
+    return bool(found) and all(part.activations and part.is_whole for part in found) and not sparse_linears(encoder)
 
 
 def _export(

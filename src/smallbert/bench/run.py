@@ -141,8 +141,8 @@ def choose(record: dict[str, Any], max_drop: float | None) -> dict[str, Any] | N
 
 def _doubt(record: dict[str, Any], max_drop: float) -> str:
     """A sentence where the examples are too few to see a difference of so many points."""
-    errors = {name: one.get("drop_stderr") for name, one in record["variants"].items()}
-    unsure = {name: error for name, error in errors.items() if error is not None and error > max_drop}
+    errors = {name: _error_of(one, record["headline"]) for name, one in list(record["variants"].items())[1:]}
+    unsure = {name: error for name, error in errors.items() if error > max_drop}
     if not unsure:
         return ""
     worst = max(unsure, key=lambda name: unsure[name])
@@ -151,6 +151,15 @@ def _doubt(record: dict[str, Any], max_drop: float) -> str:
         f" {count:,} examples cannot tell {max_drop:g} points apart: what {worst} loses is known to "
         f"± {unsure[worst]:.1f}; score on more."
     )
+
+
+def _error_of(variant: dict[str, Any], metric: str) -> float:
+    """How well is known what a variant loses: the paired error, where there is one, else that of its own score.
+
+    Where all examples agree, one more might not.
+    """
+    found, paired = variant["scores"][metric], variant.get("drop_stderr")
+    return float(found["stderr"] if paired is None else max(paired, 100 / found["n"]))
 
 
 def _mean_speed(rows: list[dict[str, Any]], name: str) -> float:

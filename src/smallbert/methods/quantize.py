@@ -18,7 +18,7 @@ from smallbert.model.anatomy import replace_module
 from smallbert.model.feedback import code_on, round_with_feedback
 from smallbert.model.quantised import Activations, WholeEmbedding, WholeLinear, roundable
 from smallbert.model.rounding import Grid, Scope, encode, fit
-from smallbert.model.smoothing import Reader, factor_of, search_factor, smooth, smoothable, whole_range
+from smallbert.model.smoothing import Reader, factor_of, peaks_of, search_factor, smooth, smoothable, whole_range
 from smallbert.progress import tell
 from smallbert.training.calibrate import draw_texts, input_products, sample_inputs
 
@@ -63,7 +63,7 @@ class Quantize(Method):
         if self.texts != TEXTS and not (self.feedback or self.smooth or self.activations == "static"):
             raise UserError(
                 f"{self.name}: texts={self.texts} has no effect, since no text is read; leave it out, or add "
-                "feedback=True or activations='static'"
+                "feedback=True, activations='static' or smooth='search'"
             )
         check_signs(self.name, self.bits, bool(encoder.held("zeros")))
         if self.smooth:
@@ -117,7 +117,7 @@ class Quantize(Method):
         def find(names: list[str]) -> Tensor:
             weights, (first, *_) = [before.get_submodule(name).weight.detach() for name in names], names
             if not isinstance(self.smooth, str):
-                return factor_of(weights, bounds[first], self.smooth)
+                return factor_of(weights, peaks_of(bounds[first]), self.smooth)
             grids = [encoder.get_submodule(name).grid for name in names]
             readers = [Reader(*one) for one in zip(weights, grids, strict=True)]
             return search_factor(readers, bounds[first], rows[first], self.activations == "static")

@@ -16,6 +16,7 @@ from smallbert.model.batch import Batch
 
 KINDS = ("classify", "regress", "tag", "answer")
 POOLS = {"first": Batch.first, "mean": Batch.mean}
+NUMBER = re.compile(r"-?\d+(?:\.\d*)?")
 IGNORE = -100  # no unit of its own: nothing is learned here
 UNKNOWN = -1  # a unit whose label nobody knows: a teacher may teach it, the labels' own loss skips it (NaN: a number)
 
@@ -124,13 +125,13 @@ def same_labels(one: Sequence[str], other: Sequence[str]) -> bool:
 
 
 def plain_names(labels: Sequence[str]) -> list[str]:
-    """Names of classes by their letters and digits alone, unless those would not tell them apart.
+    """Names of classes without case and what joins words, unless that would not tell them apart; numbers stay.
 
-    >>> plain_names(["NOT_ENTAILMENT", "entailment"]), plain_names(["+", "-"])
-    (['notentailment', 'entailment'], ['+', '-'])
+    >>> plain_names(["NOT_ENTAILMENT", "entailment"]), plain_names(["-1", "1"])
+    (['notentailment', 'entailment'], ['-1', '1'])
     """
-    folded = [label.casefold() for label in labels]
-    plain = [re.sub(r"[\W_]+", "", label) for label in folded]
+    folded = [label.strip().casefold() for label in labels]
+    plain = [label if NUMBER.fullmatch(label) else re.sub(r"[\s_.'/-]+", "", label) for label in folded]
     return plain if all(plain) and len(set(plain)) == len(set(folded)) else folded
 
 

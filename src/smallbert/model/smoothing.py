@@ -67,14 +67,23 @@ def _activation(config: Any) -> Any:
     return getattr(config, "hidden_act", getattr(config, "activation", None))
 
 
-def factor_of(weights: list[Tensor], bounds: Tensor, strength: float) -> Tensor:
+def factor_of(weights: list[Tensor], peaks: Tensor, strength: float) -> Tensor:
     """What inputs are multiplied by: peak of the columns^(1 - strength) / peak of the inputs^strength, by feature.
 
-    weights (outputs, features), of all layers that read these inputs; bounds (2, features)
+    weights (outputs, features), of all layers that read these inputs; peaks (features)
     """
-    peaks = bounds.abs().amax(0).clamp(min=1e-5)
     columns = torch.stack([weight.abs().amax(0) for weight in weights]).amax(0).clamp(min=1e-5)
-    return (columns ** (1 - strength) / peaks**strength).clamp(max=1e5)
+    return columns ** (1 - strength) / peaks.clamp(min=1e-5) ** strength
+
+
+def peaks_of(bounds: Tensor, usual: bool = False) -> Tensor:
+    """How large each feature gets, from (2, features); one that said nothing is given what is usual.
+
+    It may speak in other texts, where it must not leave the range. `usual`: so is each that is quieter than that.
+    """
+    peaks = bounds.abs().amax(0)
+    middle = peaks[peaks > 0].median() if bool((peaks > 0).any()) else peaks.new_ones(())
+    return peaks.clamp(min=float(middle)) if usual else torch.where(peaks > 0, peaks, middle)
 
 
 @torch.no_grad()
@@ -103,13 +112,10 @@ def search_factor(readers: list[Reader], bounds: Tensor, rows: Tensor, fixed: bo
     """The factor of that strength which leaves the least error in what the layers give for these inputs.
 
     bounds (2, features) of all inputs, rows (tokens, features) of some; fixed: inputs are rounded by one range, not
-    each token by its own. A feature that hardly spoke in the texts may do so elsewhere, where it must not leave the
-    range: none is made larger than the usual one.
+    each token by its own.
     """
-    weights = [reader.weight for reader in readers]
-    peaks = bounds.abs().amax(0)
-    heard = torch.where(peaks < peaks.median(), peaks.median() / peaks.clamp(min=1e-12), 1.0) * bounds
-    tried = [torch.ones_like(peaks), *(factor_of(weights, heard, strength) for strength in STRENGTHS)]
+    weights, peaks = [reader.weight for reader in readers], peaks_of(bounds, usual=True)
+    tried = [torch.ones_like(peaks), *(factor_of(weights, peaks, strength) for strength in STRENGTHS)]
     return min(tried, key=lambda factor: _error(readers, bounds, rows, fixed, factor))
 
 

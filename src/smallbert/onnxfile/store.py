@@ -21,6 +21,7 @@ from smallbert.model.packing import unpack
 from smallbert.model.products import MIDDLE, TOP
 from smallbert.model.quantised import Book, Stored, StoredLinear, Whole, stored_parts
 from smallbert.model.rounding import LEAST, input_steps
+from smallbert.model.zeros import SparseLinear
 from smallbert.onnxfile.graph import attribute, set_nodes
 
 FEW = 4  # bits that ONNX has a type for, besides 8
@@ -78,7 +79,11 @@ def arithmetic(encoder: Encoder) -> str:
         return "float32"
     layers = [part for part in parts if isinstance(part, StoredLinear)]
     whole = [part for part in layers if part.activations and part.is_whole]
-    plain = [name for name, part in encoder.named_modules() if type(part) is nn.Linear and not name.endswith(".out")]
+    plain = [
+        name
+        for name, part in encoder.named_modules()
+        if (type(part) is nn.Linear or isinstance(part, SparseLinear)) and not name.endswith(".out")
+    ]
     bits = sorted({file_bits(part) for part in parts})
     if bits == [8] and layers and len(whole) == len(layers) and not plain:
         return "int8"
