@@ -5,8 +5,8 @@ nothing else reads those inputs, what comes directly before takes the product ov
 output also feeds the sum with the next part, so that there only v (through attention, which mixes tokens and not
 features) can do so for `out`, and `up` for `down` where the function between them is ReLU. Norms that feed one layer
 only can too: those of ModernBERT, and the one before a projection of narrow embeddings; and the half of ModernBERT's
-`up` that multiplies. Elsewhere the layer itself multiplies: behind GELU a single neuron may be thirty times as large as
-all others, and take the steps of a range from them.
+`up` that multiplies. Elsewhere the layer itself multiplies: behind GELU a single neuron may be many times as large as
+any other, and take the steps of a range from them.
 """
 
 from __future__ import annotations
