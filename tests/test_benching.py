@@ -195,7 +195,7 @@ def test_the_verb(folders, tmp_path, capsys):
     data = tmp_path / "data.jsonl"
     rows = [
         json.dumps({"text": text, "label": label})
-        for text, label in zip(TASK.split("train").texts, "ab" * 24, strict=True)
+        for text, label in zip(TASK.split("train").texts, ["bad", "good"] * 24, strict=True)
     ]
     data.write_text("\n".join(rows))
     words = [
