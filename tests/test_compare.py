@@ -8,7 +8,7 @@ import torch
 
 from smallbert import compare as study
 from smallbert import make
-from smallbert.answering import match_labels, order_labels
+from smallbert.answering import in_order_of, match_labels, order_labels
 from smallbert.errors import RunError, UserError
 from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.evaluate import evaluate
@@ -234,6 +234,17 @@ def test_classes_of_other_names_are_not_scored_by_place():
     many, others = ([f"{mark}{letter}" for letter in "abcdefgh"] for mark in "xy")
     with pytest.raises(UserError, match=r"classes named xa, xb, xc, xd, xe, xf, … where .* has ya, yb, yc, yd, ye, yf"):
         order_labels(["same", *many], replace(task, labels=("same", *others)))
+
+
+def test_numbered_classes_in_another_order_are_put_in_the_tasks(start):
+    task = make_task()
+    trained = make.run_recipe("finetune(epochs=1)", start.encoder, task).encoder
+    trained.head.labels = ["LABEL_1", "LABEL_0"]
+    numbered = replace(task, labels=("0", "1"))
+    turned = in_order_of(trained, numbered)
+    assert turned.head.labels == ["0", "1"] and torch.equal(turned.head.out.bias, trained.head.out.bias.flip(0))
+    assert in_order_of(trained, task) is trained  # bad and good: nothing says which is which
+    assert in_order_of(start.encoder, task) is start.encoder and in_order_of(trained, None) is trained
 
 
 def test_the_readme_of_a_model_runs(start, tmp_path):

@@ -91,10 +91,10 @@ def answers_as_it_is(encoder: Encoder, task: Task) -> bool:
 
 def in_order_of(encoder: Encoder, task: Task | None) -> Encoder:
     """The encoder with its head's classes in the order of the task's, where they are the same; else as it is."""
-    if task is None or not has_head_for(encoder, task):
+    try:
+        return encoder if task is None else match_labels(encoder, task)
+    except UserError:  # it has no head for the task, or one for other classes
         return encoder
-    same = sorted(plain_names(encoder.head.labels)) == sorted(plain_names(task.labels))
-    return match_labels(encoder, task) if same else encoder
 
 
 def match_labels(encoder: Encoder, task: Task) -> Encoder:
