@@ -27,6 +27,8 @@ arm "8 bits, inputs by fixed ranges" "quantize(8, activations='static')"
 arm "8 bits, inputs by fixed ranges, smoothed" "quantize(8, activations='static', smooth=0.5)"
 arm "8 bits, inputs by fixed ranges, scaled" "quantize(8, activations='static', smooth='search')"
 arm "8 bits, trained" "quantize_aware(8) + train(epochs=1, lr=2e-5, $again)"
+arm "8 bits, scaled, trained" "quantize_aware(8, smooth='search') + train(epochs=1, lr=2e-5, $again)"
+arm "8 bits, scaled, trained, taught" "quantize_aware(8, smooth='search') + distill(alpha=1.0) + train(epochs=1, lr=2e-5, $again)"
 arm "float32, trained on" "train(epochs=1, lr=2e-5, $again)"
 for bits in 4 3 2; do
   arm "$bits bits" "quantize($bits, $(grouped 4))"

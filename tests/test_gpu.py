@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from toys import is_same_state, small, toy_task
 
 from smallbert.batches import Layout, make_batch
 from smallbert.data import STUDENT, Stream, Tokens
 from smallbert.methods import METHODS
 from smallbert.recipe import Recipe
+from smallbert.run import run_recipe
 from smallbert.tiny import SHAPES, make_encoder
 from smallbert.training.loop import train
 from smallbert.training.masks import hold_zeros, maskable, prune_once
@@ -196,6 +198,15 @@ def run(recipe, family="bert"):
 def test_recorded_steps_equal_plain_steps(method):
     recorded, plain = (run(f"{method}train(epochs=2, lr=1e-3, graphs={graphs})") for graphs in (True, False))
     assert torch.equal(recorded, plain)
+
+
+@pytest.mark.parametrize("inputs", ["True", "'static'"])
+def test_recorded_steps_round_and_scale_inputs(inputs):
+    task, learn = toy_task(rows=64), "train(epochs=2, batch=8, lr=1e-3, graphs={})"
+    start = run_recipe("finetune(epochs=1, batch=8)", small(hidden_size=64), task, device="cuda").encoder
+    recipe = f"mark('teacher') | quantize_aware(8, {inputs}, smooth='search') + distill(teacher='teacher') + {learn}"
+    made = [run_recipe(recipe.format(graphs), start, task, device="cuda").encoder for graphs in (True, False)]
+    assert is_same_state(*made)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.125])

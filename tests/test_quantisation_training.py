@@ -28,6 +28,8 @@ AWARE = [
     "quantize_aware",
     "quantize_aware(4, activations=False, scope='group', group=6, symmetric=False)",
     "quantize_aware(8, activations=True)",
+    "quantize_aware(8, smooth='search')",
+    "quantize_aware(4, activations=True, scope='group', group=6, symmetric=False, smooth='search')",
     "quantize_aware(2, embeddings=8)",
     "ternary",
     "ternary(scope='tensor', embeddings=8, activations='static')",
@@ -101,6 +103,27 @@ def test_what_the_model_saw_is_what_is_stored_to_the_bit(encoder, recipe, tmp_pa
     save_folder(phase.encoder, tmp_path / "model")
     assert torch.equal(scores_of(load_folder(tmp_path / "model"), TASK), scores_of(phase.encoder, TASK))
     assert phase.encoder.history[-1]["step"].startswith("quantize(")
+
+
+@pytest.mark.parametrize("inputs", ["True", "'static'"])
+def test_layers_that_scale_their_inputs_have_a_range_for_all_of_them(encoder, inputs):
+    """One neuron as loud as in real models: its column is small, so that nothing of the model changes."""
+    loud, name = encoder.copy(), "backbone.encoder.layer.1.output.dense"
+    with torch.no_grad():
+        loud.get_submodule("backbone.encoder.layer.1.intermediate.dense").bias[5] += 300
+        loud.get_submodule(name).weight[:, 5] *= 0.01
+    wanted, learn = scores_of(loud, TASK), "train(epochs=1, batch=8, lr=1e-9, dropout=0.0)"
+    plain, scaled = (
+        run(f"quantize_aware(8, activations={inputs}{more}) + {learn}", loud, TASK, judge=False).encoder
+        for more in ("", ", smooth='search'")
+    )
+    plain_error, scaled_error = ((scores_of(one, TASK) - wanted).abs().mean() for one in (plain, scaled))
+    assert scaled_error < 0.3 * plain_error
+    factor = scaled.get_submodule(name).input_factor
+    assert factor[5] < 0.1 * factor.median()
+    assert scaled.history[-1]["plan"]["scaled"] and "scaled" not in plain.history[-1]["plan"]
+    query, key = (scaled.get_submodule(f"backbone.encoder.layer.0.attention.self.{one}") for one in ("query", "key"))
+    assert torch.equal(query.input_factor, key.input_factor)  # what reads the same inputs is given the same
 
 
 @pytest.mark.parametrize("recipe", ["quantize_aware(3, activations=False)", "ternary", "binary"])
@@ -282,6 +305,7 @@ def test_a_budget_that_cannot_be_held_is_refused_before_anything_is_trained(enco
     [
         ("quantize_aware(decay=1.0)", "decay is a share"),
         ("quantize_aware(1, symmetric=False)", "one bit is a sign"),
+        ("quantize_aware(activations=False, smooth='search')", "leave one of them out"),
         (f"quantize_aware + ternary + {SHORT}", "another method of this phase rounds"),
         (f"magnitude(0.5) + binary + {SHORT}", "a sign has no zero"),
         ("prune(0.5) | binary", "a sign has no zero"),

@@ -109,6 +109,7 @@ def test_kill_minus_nine_in_the_middle(tmp_path):
             f"{SHORT} | align('attention', schedule='progressive') + align(transform='linear_each') + distill + {LONG}",
             f"quantize | {LONG}",
             f"magnitude(0.5) + quantize_aware + {LONG}",
+            f"quantize_aware(8, smooth='search') + {LONG}",
             f"movement(0.3, init='magnitude', fresh=True, begin=0.4, train_weights=False) + {LONG}",
             f"soft_movement(pull=0.1, lr=0.5, begin=0.0) + {LONG}",
             f"l0(pull=0.1, lr=0.5) + {LONG}",

@@ -6,7 +6,6 @@ quantize(8, activations="static", smooth="search")          by ranges of trainin
 quantize(3, scope="group", search=True, feedback=True)      GPTQ: later columns make up for the rounding of earlier ones
 """
 
-from collections import defaultdict
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -18,7 +17,16 @@ from smallbert.model.anatomy import replace_module
 from smallbert.model.feedback import code_on, round_with_feedback
 from smallbert.model.quantised import Activations, WholeEmbedding, WholeLinear, roundable
 from smallbert.model.rounding import Grid, Scope, encode, fit
-from smallbert.model.smoothing import Reader, factor_of, peaks_of, search_factor, smooth, smoothable, whole_range
+from smallbert.model.smoothing import (
+    Reader,
+    factor_of,
+    peaks_of,
+    search_factor,
+    search_factors,
+    smooth,
+    smoothable,
+    whole_range,
+)
 from smallbert.progress import tell
 from smallbert.training.calibrate import draw_texts, input_products, sample_inputs
 
@@ -113,32 +121,23 @@ class Quantize(Method):
         self, encoder: Any, before: Any, plan: dict[str, Any], bounds: dict[str, Tensor], rows: dict[str, Tensor]
     ) -> dict[str, Tensor]:
         """Find the factors of each layer's inputs, and give them to the layer or to what is before it."""
+        fixed, found = self.activations == "static", dict[str, Tensor]()
 
-        def find(names: list[str]) -> Tensor:
-            weights, (first, *_) = [before.get_submodule(name).weight.detach() for name in names], names
-            if not isinstance(self.smooth, str):
-                return factor_of(weights, peaks_of(bounds[first]), self.smooth)
-            grids = [encoder.get_submodule(name).grid for name in names]
-            readers = [Reader(*one) for one in zip(weights, grids, strict=True)]
-            return search_factor(readers, bounds[first], rows[first], self.activations == "static")
+        def reader(name: str) -> Reader:
+            return Reader(before.get_submodule(name).weight.detach(), encoder.get_submodule(name).grid)
 
-        found: dict[str, Tensor] = {}
         for pair in plan["smoothed"]:
             if (layer := pair["layer"]) in bounds:
-                found[layer] = find([layer])
+                if self.smooth == "search":
+                    found[layer] = search_factor([reader(layer)], bounds[layer], rows[layer], fixed)
+                else:
+                    found[layer] = factor_of([reader(layer).weight], peaks_of(bounds[layer]), float(self.smooth))
                 smooth(before, pair, found[layer])
-        same: dict[bytes, list[str]] = defaultdict(list)  # layers that read the same inputs, which have the same bounds
-        for name in plan.get("scaled", ()):
-            if name in bounds:
-                same[bounds[name].cpu().numpy().tobytes()].append(name)
-        for number, names in enumerate(same.values()):
-            found |= dict.fromkeys(names, find(names))
-            tell("searching factors of inputs", number + 1, len(same))
+        found |= search_factors({name: reader(name) for name in plan.get("scaled", ())}, bounds, rows, fixed)
         with torch.no_grad():
             for name, parameter in encoder.named_parameters():
                 parameter.copy_(before.get_parameter(name))
-            for name in found.keys() & set(plan.get("scaled", ())):
-                encoder.get_submodule(name).input_factor.copy_(found[name])
+        set_factors(encoder, {name: found[name] for name in plan.get("scaled", ()) if name in found})
         return found
 
     def write(self, encoder: Any, before: Any, names: list[str], products: dict[str, Tensor] | None = None) -> None:
@@ -194,6 +193,13 @@ def some_roundable(encoder: Any, method: str) -> list[str]:
         f"{method}: this {encoder.family} model has no real-valued matrix left to round; it is stored in few bits "
         "already, so start from the model before that"
     )
+
+
+def set_factors(encoder: Any, factors: dict[str, torch.Tensor]) -> None:
+    """Write what inputs are multiplied by into each layer that scales them."""
+    with torch.no_grad():
+        for name, found in factors.items():
+            encoder.get_submodule(name).input_factor.copy_(found)
 
 
 def set_ranges(encoder: Any, ranges: dict[str, torch.Tensor]) -> None:

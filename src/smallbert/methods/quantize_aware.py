@@ -5,29 +5,36 @@
 
 What comes out is what `quantize` stores. The published ranges of inputs move with a decay of 0.9999 a step, so that a
 short run keeps those of its first batch; here they are the mean over all steps until that decay would be slower.
+
+    quantize_aware(8, smooth="search") + distill(alpha=1.0) + train(epochs=1)
+
+A neuron that is many times as large as all others would take the steps of such a range from them. Layers that scale
+their inputs, by factors found before the first step as `quantize` finds them, have a range for all.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.methods.quantize import (
     TEXTS,
+    TOKENS,
     Bits,
     Quantize,
     check_grid,
     check_group,
     check_signs,
+    set_factors,
     set_ranges,
     some_roundable,
 )
 from smallbert.model.quantised import Activations
-from smallbert.model.rounding import Scope, encode
-from smallbert.model.smoothing import whole_range
+from smallbert.model.rounding import Grid, Scope, encode
+from smallbert.model.smoothing import Reader, search_factors, whole_range
 from smallbert.training.aware import Ranges, Rule, round_inputs_seen, round_weights_seen, to_best, to_nearest
-from smallbert.training.calibrate import draw_texts, input_bounds
+from smallbert.training.calibrate import draw_texts, input_bounds, sample_inputs
 from smallbert.training.masks import MASK_STAGE
 
 DECAY = 0.9999
@@ -72,10 +79,19 @@ class Aware(Method, shared=True):
         grids = {name: store.grid_of(part, plan.get("bits", {}).get(name)) for name, part in parts.items()}
         layers = [name for name, part in parts.items() if isinstance(part, nn.Linear)]
         ranges = phase.train_module(self.name, Ranges(len(layers), getattr(self, "decay", DECAY)))
+        if store.smooth:
+            ranges.scale_inputs(self._factors(phase, layers, grids))
         rules = {name: self.rule_of(part, phase.settings is not None) for name, part in parts.items()}
         round_weights_seen(phase, ranges, grids, rules)
         if store.activations:
             ranges.hooks = round_inputs_seen(phase, ranges, layers, store.activations == "static")
+
+    def _factors(self, phase: Any, layers: list[str], grids: dict[str, Grid]) -> dict[str, Tensor]:
+        """What each layer multiplies its inputs by, for the model as the phase finds it."""
+        encoder, texts = phase.encoder, draw_texts(phase.encoder, phase.task, TEXTS, phase.seed, self.name)
+        bounds, rows = sample_inputs(encoder, layers, texts, TOKENS, phase.seed)
+        readers = {name: Reader(encoder.get_submodule(name).weight.detach(), grids[name]) for name in layers}
+        return search_factors(readers, bounds, rows, self.storage().activations == "static")
 
     def settle(self, phase: Any) -> None:
         """Store what the model saw, to the bit."""
@@ -89,11 +105,14 @@ class Aware(Method, shared=True):
         if store.activations == "static" and unseen:  # nothing was trained, or not this head
             last = [phase.batch] if phase.task is None and phase.batch is not None else None
             batches = last or draw_texts(encoder, phase.task, TEXTS, phase.seed, self.name)
-            found |= {name: whole_range(bounds) for name, bounds in input_bounds(encoder, unseen, batches).items()}
-        encoder.apply_method(store, {key: plan[key] for key in ("modules", "bits") if key in plan})
+            for name, bounds in input_bounds(encoder, unseen, batches).items():
+                found[name] = whole_range(bounds * ranges.factors.get(name, 1.0))
+        stored = {key: plan[key] for key in ("modules", "bits") if key in plan}
+        encoder.apply_method(store, stored | ({"scaled": list(ranges.factors)} if ranges.factors else {}))
         for name, weight in weights.items():
             module, scales = encoder.get_submodule(name), ranges.scales[name]
-            module.write(encode(weight, scales, module.grid), *scales)
+            module.write(encode(weight / ranges.factors.get(name, 1.0), scales, module.grid), *scales)
+        set_factors(encoder, ranges.factors)
         if store.activations == "static":
             set_ranges(encoder, found)
 
@@ -110,13 +129,20 @@ class QuantizeAware(Aware):
     symmetric: bool = True
     embeddings: Bits | None = None  # None: as many bits as the layers
     decay: float = DECAY
+    smooth: Literal["search"] | None = None  # each layer scales its inputs by what leaves the least error
 
     def check(self) -> None:
-        """A grid and a decay."""
+        """A grid, a decay, and inputs to scale."""
         check_grid(self)
+        if self.smooth and not self.activations:
+            raise UserError(
+                f"{self.name}: smooth={self.smooth!r} helps to round inputs, which activations=False leaves alone; "
+                "leave one of them out"
+            )
         if not 0 <= self.decay < 1:
             raise UserError(f"{self.name}: decay is a share from 0 to below 1, not {self.decay}")
 
     def storage(self) -> Quantize:
         """The same grid."""
-        return Quantize(self.bits, self.activations, self.scope, self.group, self.symmetric, self.embeddings)
+        grid = (self.scope, self.group, self.symmetric, self.embeddings)
+        return Quantize(self.bits, self.activations, *grid, smooth=self.smooth or 0.0)

@@ -11,7 +11,8 @@ any other, and take the steps of a range from them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from smallbert.model.anatomy import anatomy, layers, part
 from smallbert.model.products import code_range, code_tokens
 from smallbert.model.rounding import Grid, rounded
+from smallbert.progress import tell
 
 if TYPE_CHECKING:
     from smallbert.model.encoder import Encoder
@@ -117,6 +119,22 @@ def search_factor(readers: list[Reader], bounds: Tensor, rows: Tensor, fixed: bo
     weights, peaks = [reader.weight for reader in readers], peaks_of(bounds, usual=True)
     tried = [torch.ones_like(peaks), *(factor_of(weights, peaks, strength) for strength in STRENGTHS)]
     return min(tried, key=lambda factor: _error(readers, bounds, rows, fixed, factor))
+
+
+def search_factors(
+    readers: Mapping[str, Reader], bounds: dict[str, Tensor], rows: dict[str, Tensor], fixed: bool
+) -> dict[str, Tensor]:
+    """The factor of each of these layers that has inputs; those that read the same have the same."""
+    same: dict[bytes, list[str]] = defaultdict(list)  # which read the same is told by their bounds
+    for name in readers:
+        if name in bounds:
+            same[bounds[name].cpu().numpy().tobytes()].append(name)
+    found: dict[str, Tensor] = {}
+    for number, names in enumerate(same.values()):
+        factor = search_factor([readers[name] for name in names], bounds[names[0]], rows[names[0]], fixed)
+        found |= dict.fromkeys(names, factor)
+        tell("searching factors of inputs", number + 1, len(same))
+    return found
 
 
 def _error(readers: list[Reader], bounds: Tensor, rows: Tensor, fixed: bool, factor: Tensor) -> float:

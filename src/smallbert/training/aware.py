@@ -64,6 +64,13 @@ class Ranges(nn.Module):
         self.register_buffer("bounds", torch.zeros(layers, 2))
         self.register_buffer("steps", torch.zeros(layers))
         self.scales: dict[str, Scales] = {}
+        self.factors: dict[str, Tensor] = {}
+
+    def scale_inputs(self, factors: dict[str, Tensor]) -> None:
+        """Let layers, by name, multiply their inputs by these before they round them; kept where ranges are."""
+        for number, (name, factor) in enumerate(factors.items()):
+            self.register_buffer(f"factor_{number}", factor)
+            self.factors[name] = self.get_buffer(f"factor_{number}")
 
     @torch.no_grad()
     def add(self, layer: int, inputs: Tensor, real: Tensor, world: int = 1) -> None:
@@ -81,15 +88,17 @@ class Ranges(nn.Module):
 
 
 def round_weights_seen(phase: Phase, ranges: Ranges, grids: dict[str, Grid], rules: dict[str, Rule]) -> None:
-    """Let the model see these modules' matrices rounded."""
+    """Let the model see these modules' matrices rounded, columns divided by what their inputs are multiplied by."""
     names = {f"{name}.weight": name for name in grids}
 
     def make(weights: Weights) -> Weights:
         made = {}
         for name, weight in weights.items():
+            module, factor = names[name], ranges.factors.get(names[name])
             with torch.no_grad():
-                seen, scales = rules[names[name]](weight, grids[names[name]])
-            ranges.scales[names[name]] = scales
+                divided = weight if factor is None else weight / factor
+                seen, ranges.scales[module] = rules[module](divided, grids[module])
+                seen = seen if factor is None else seen * factor
             made[name] = straight(weight, seen)
         return made
 
@@ -100,13 +109,15 @@ def round_inputs_seen(phase: Phase, ranges: Ranges, layers: list[str], static: b
     """Let these layers see their inputs rounded, by running ranges or token by token; gives what takes that back."""
 
     def hook(number: int) -> Callable[..., Any]:
+        factor = ranges.factors.get(layers[number])
+
         @torch.compiler.disable
         def watch(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            if not static:
-                return (round_tokens(inputs[0]), *inputs[1:])
-            if module.training and phase.batch is not None:
-                ranges.add(number, inputs[0], phase.batch.tokens(), phase.world)
-            return (round_range(inputs[0], *ranges.bounds[number]), *inputs[1:])
+            given = inputs[0] if factor is None else inputs[0] * factor
+            if static and module.training and phase.batch is not None:
+                ranges.add(number, given, phase.batch.tokens(), phase.world)
+            seen = round_range(given, *ranges.bounds[number]) if static else round_tokens(given)
+            return (seen if factor is None else (seen / factor).to(inputs[0].dtype), *inputs[1:])
 
         return watch
 
