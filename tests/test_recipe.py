@@ -133,6 +133,15 @@ def test_a_brief_recipe_leaves_out_what_goes_without_saying(text: str, brief: st
     assert Recipe(text).brief() == brief
 
 
+def test_where_copies_are_kept_is_no_part_of_the_work() -> None:
+    here, there, other = (
+        Recipe(f"finetune | augment(copies={copies}, folder={folder!r}) + distill + train")
+        for copies, folder in ((2, "here"), (2, "there"), (3, "here"))
+    )
+    assert here != there and here.key() == there.key() != other.key()
+    assert here.key() == str(Recipe("finetune | augment(copies=2) + distill + train"))
+
+
 def test_a_recipe_may_run_over_lines_and_hold_comments() -> None:
     text = "toy_shrink  # fewer\r\n  | toy_teach(\n  alpha=0.5)  # then learn\n"
     assert Recipe(text) == Recipe("toy_shrink | toy_teach(alpha=0.5)")

@@ -181,6 +181,16 @@ def test_packed_cards_outlive_settings_that_came_later(start, tmp_path):
         assert (study.results_of(asked, bench)[0].status == "ok") is known
 
 
+def test_finished_runs_are_found_wherever_their_copies_were_kept(start, tmp_path):
+    recipe = "augment(copies=1, ways='nearest', labels='kept', folder={!r}) + train(epochs=1, batch=8)"
+    asked, bench = make_study(start, tmp_path, recipe.format(str(tmp_path / "here")), seeds=[0])
+    run_study(asked, bench)
+    assert str(tmp_path) not in json.loads(pack_cards(tmp_path).read_text(encoding="utf-8"))["recipe"]
+    asked, bench = make_study(start, tmp_path, recipe.format(str(tmp_path / "there")), seeds=[0])
+    bench.packed = study.open_packed(tmp_path / "cards.jsonl")
+    assert [result.status for result in study.results_of(asked, bench)] == ["ok"]
+
+
 def test_failed_runs_tried_again_share_their_beginning(start, tmp_path, trained, monkeypatch):
     def fail(*_):
         raise UserError("it cannot be done, as only doing it tells")

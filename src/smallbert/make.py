@@ -265,7 +265,7 @@ def _facts(start: Start, recipe: Recipe | str, task: Task, seed: int, split: str
     return {
         "model": start.name,
         "model_fingerprint": start.fingerprint,
-        "recipe": str(recipe),
+        "recipe": recipe.key() if isinstance(recipe, Recipe) else recipe,
         "reads": files_read(recipe) if isinstance(recipe, Recipe) else None,
         "task": task.name,
         "task_note": task.note or None,

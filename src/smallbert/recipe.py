@@ -56,6 +56,10 @@ class _Parts(Combines, Sequence[Part], Generic[Part]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
 
+    def key(self) -> str:
+        """The canonical text: every setting that says what is made, so that the same key means the same work."""
+        return self._joint.join(part.key() for part in self._parts) or "identity"
+
     def brief(self) -> str:
         """Every part without the settings that are as they would be unsaid.
 
@@ -110,10 +114,6 @@ class Recipe(_Parts[Phase]):
 
     def __init__(self, source: Any = "") -> None:
         object.__setattr__(self, "_parts", tuple(phase for phase in _phases_of(source) if phase))
-
-    def key(self) -> str:
-        """The canonical text: every setting of every method, so that the same key means the same work."""
-        return str(self)
 
     def phases(self) -> list[Phase]:
         """The phases ready to run, with every method that stands for other methods replaced by them."""

@@ -56,6 +56,10 @@ class Combines:
 
         return together(other, self)
 
+    def key(self) -> str:
+        """Every setting that says what is made: the same key means the same work."""
+        raise NotImplementedError
+
     def brief(self) -> str:
         """The same as people write it: without the settings that are as they would be unsaid."""
         raise NotImplementedError
@@ -71,6 +75,7 @@ class Method(Combines):
     trains: ClassVar[bool] = False  # a phase that holds it runs the training loop
     prunes: ClassVar[bool] = False  # it decides which weights stay; a phase has at most one
     pools: ClassVar[bool] = False  # it makes a head that reads all layers; a phase has at most one
+    places: ClassVar[tuple[str, ...]] = ()  # settings that say where something is kept, and not what is made
     teaches: ClassVar[bool] = False  # its loss tells what an example should give, so that it needs no label
     guesses: ClassVar[bool] = False  # what is scored are hidden words, and not the task's answers
     is_train_setting: ClassVar[bool] = False  # it sets epochs, lr, ... of its phase; a phase has at most one
@@ -113,6 +118,11 @@ class Method(Combines):
         return f"{self.name}({settings})" if settings else self.name
 
     __repr__ = __str__
+
+    def key(self) -> str:
+        """Itself, with settings that only say where things are kept as they would be unsaid."""
+        usual = {field.name: self._default(field) for field in _fields(type(self)) if field.name in self.places}
+        return str(type(self)(**self.settings() | usual) if usual else self)
 
     def brief(self) -> str:
         """Itself without the settings that are as they would be unsaid; the first without its name."""

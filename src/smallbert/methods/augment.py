@@ -34,6 +34,7 @@ class Augment(Method):
 
     stage: ClassVar[int] = 6
     trains: ClassVar[bool] = True
+    places: ClassVar[tuple[str, ...]] = ("folder",)
 
     copies: int = 10
     ways: str | list[str] | dict[str, float] = "masked"
