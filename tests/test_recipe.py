@@ -140,6 +140,8 @@ def test_where_copies_are_kept_is_no_part_of_the_work() -> None:
     )
     assert here != there and here.key() == there.key() != other.key()
     assert here.key() == str(Recipe("finetune | augment(copies=2) + distill + train"))
+    inner = [Recipe(f"repeat(2, augment(folder={folder!r}) + distill + train)") for folder in ("here", "there")]
+    assert inner[0].key() == inner[1].key()
 
 
 def test_a_recipe_may_run_over_lines_and_hold_comments() -> None:

@@ -10,8 +10,9 @@ import ast
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar, overload
 
+from smallbert.combining import Combines
 from smallbert.errors import UserError
-from smallbert.methods import METHODS, RANGES, RESERVED, Combines, Method
+from smallbert.methods import METHODS, RANGES, RESERVED, Method
 from smallbert.presets import PRESETS
 from smallbert.registry import did_you_mean, known
 from smallbert.syntax import SYNTAX, RecipeError, constant, dashed, error_at, operands, pointing, syntax_tree

@@ -14,55 +14,21 @@ from __future__ import annotations
 
 import math
 import re
-import types
-import typing
 from collections.abc import Callable, Collection
-from dataclasses import MISSING, Field, dataclass, fields
-from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, dataclass_transform, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, Field, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform, get_args
 
+from smallbert.combining import Combines
 from smallbert.errors import UserError
 from smallbert.registry import Registry, did_you_mean
+from smallbert.settings import accept, describe, fields_of, hints_of, is_required, shown, to_brief, to_key, to_text
 
 if TYPE_CHECKING:
-    from smallbert.recipe import Phase, Recipe
+    from smallbert.recipe import Recipe
 
 METHODS: Registry[type[Method]] = Registry("method", package=__name__)
 RANGES = ("linear", "log")  # words for all values between two, which only tuning can search
 RESERVED = ("identity", "maybe", *RANGES)  # words of the recipe language
-JSON = bool | int | float | str | list | dict | None
-
-
-class Combines:
-    """What can be joined by `|` (then) and `+` (in the same training phase): methods, phases and recipes."""
-
-    def __or__(self, other: Any) -> Recipe:
-        from smallbert.recipe import then
-
-        return then(self, other)
-
-    def __ror__(self, other: Any) -> Recipe:
-        from smallbert.recipe import then
-
-        return then(other, self)
-
-    def __add__(self, other: Any) -> Phase:
-        from smallbert.recipe import together
-
-        return together(self, other)
-
-    def __radd__(self, other: Any) -> Phase:
-        from smallbert.recipe import together
-
-        return together(other, self)
-
-    def key(self) -> str:
-        """Every setting that says what is made: the same key means the same work."""
-        raise NotImplementedError
-
-    def brief(self) -> str:
-        """The same as people write it: without the settings that are as they would be unsaid."""
-        raise NotImplementedError
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -85,7 +51,7 @@ class Method(Combines):
         cls.about = " ".join((cls.__dict__.get("__doc__") or "").split("\n\n")[0].split())
         cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
         dataclass(frozen=True, init=False, eq=False, repr=False)(cls)
-        if taken := sorted({field.name for field in _fields(cls)} & set(dir(Method))):
+        if taken := sorted({field.name for field in fields_of(cls)} & set(dir(Method))):
             raise TypeError(f"{cls.__name__}: a setting cannot be called {taken[0]!r}, which every method already has")
         if cls.name in RESERVED:
             raise TypeError(f"{cls.__name__}: {cls.name!r} is a word of the recipe language")
@@ -94,7 +60,7 @@ class Method(Combines):
 
     def __init__(self, *values: Any, **settings: Any) -> None:
         """Take settings by place or by name, as a call in a recipe does, and check each."""
-        names = [field.name for field in _fields(type(self))]
+        names = [field.name for field in fields_of(type(self))]
         if len(values) > len(names):
             raise UserError(f"{self.name} was given {len(values)} settings, but its settings are: {self.options()}")
         for name in settings:
@@ -104,7 +70,7 @@ class Method(Combines):
             if name in names[: len(values)]:
                 raise UserError(f"{self.name} was given {name!r} twice, by its place and by its name; write it once")
         given = dict(zip(names, values, strict=False)) | settings
-        for field in _fields(type(self)):
+        for field in fields_of(type(self)):
             value = given[field.name] if field.name in given else self._default(field)
             object.__setattr__(self, field.name, self._checked(field.name, value))
         self.check()
@@ -114,21 +80,24 @@ class Method(Combines):
         return type(self)(*values, **settings)
 
     def __str__(self) -> str:
-        settings = ", ".join(f"{field.name}={_text(getattr(self, field.name))}" for field in _fields(type(self)))
+        settings = ", ".join(f"{field.name}={to_text(getattr(self, field.name))}" for field in fields_of(type(self)))
         return f"{self.name}({settings})" if settings else self.name
 
     __repr__ = __str__
 
     def key(self) -> str:
         """Itself, with settings that only say where things are kept as they would be unsaid."""
-        usual = {field.name: self._default(field) for field in _fields(type(self)) if field.name in self.places}
-        return str(type(self)(**self.settings() | usual) if usual else self)
+        settings = ", ".join(
+            f"{field.name}={to_key(self._default(field) if field.name in self.places else getattr(self, field.name))}"
+            for field in fields_of(type(self))
+        )
+        return f"{self.name}({settings})" if settings else self.name
 
     def brief(self) -> str:
         """Itself without the settings that are as they would be unsaid; the first without its name."""
         told = [
-            ("" if place == 0 else f"{field.name}=") + _text(getattr(self, field.name), brief=True)
-            for place, field in enumerate(_fields(type(self)))
+            ("" if place == 0 else f"{field.name}=") + to_brief(getattr(self, field.name))
+            for place, field in enumerate(fields_of(type(self)))
             if not self._is_usual(field)
         ]
         return f"{self.name}({', '.join(told)})" if told else self.name
@@ -141,46 +110,46 @@ class Method(Combines):
 
     def settings(self) -> dict[str, Any]:
         """Every setting as plain JSON, defaults included; a recipe among them as its text."""
-        values = {field.name: getattr(self, field.name) for field in _fields(type(self))}
+        values = {field.name: getattr(self, field.name) for field in fields_of(type(self))}
         return {name: str(value) if isinstance(value, Combines) else value for name, value in values.items()}
 
     @classmethod
     def options(cls) -> str:
         """The settings there are, each with its default, such as "keep=6, which='even'"."""
         texts = [
-            field.name + ("" if _is_required(field) else f"={_text(cls._default(field))}") for field in _fields(cls)
+            field.name + ("" if is_required(field) else f"={to_text(cls._default(field))}") for field in fields_of(cls)
         ]
         return ", ".join(texts) or "none"
 
     @classmethod
     def is_ready(cls) -> bool:
         """Whether it can be used without saying any setting."""
-        return not any(_is_required(field) for field in _fields(cls))
+        return not any(is_required(field) for field in fields_of(cls))
 
     @classmethod
     def _default(cls, field: Field[Any]) -> Any:
-        if _is_required(field):
+        if is_required(field):
             raise UserError(f"{cls.name} needs {field.name!r}; its settings are: {cls.options()}")
         return field.default if field.default_factory is MISSING else field.default_factory()
 
     def _is_usual(self, field: Field[Any]) -> bool:
         """Whether a setting is as it would be unsaid."""
-        if _is_required(field):
+        if is_required(field):
             return False
-        return _text(getattr(self, field.name)) == _text(self._checked(field.name, self._default(field)))
+        return to_text(getattr(self, field.name)) == to_text(self._checked(field.name, self._default(field)))
 
     def _checked(self, name: str, value: Any) -> Any:
         own: Any = type(self)
-        hint = _hints(own)[name]
+        hint = hints_of(own)[name]
         try:
-            accepted = _accept(value, hint)
+            accepted = accept(value, hint)
             if name == "lr" and accepted is not None and accepted <= 0:
                 raise UserError(f"{self.name}: lr, a learning rate, must be more than 0, not {accepted}")
             return accepted
         except TypeError:
             near = did_you_mean(value, [str(choice) for choice in get_args(hint)]) if isinstance(value, str) else ""
-            given = f"{_shown(value)} ({type(value).__name__})"
-            wanted = "a finite number" if isinstance(value, float) and not math.isfinite(value) else _describe(hint)
+            given = f"{shown(value)} ({type(value).__name__})"
+            wanted = "a finite number" if isinstance(value, float) and not math.isfinite(value) else describe(hint)
             raise UserError(f"{self.name}: {name} must be {wanted}, but {given} was given.{near}") from None
 
     # The hooks, in the order a phase calls them. Types are left open here so that this file stays light.
@@ -257,79 +226,3 @@ class Method(Combines):
 
     def take_over(self, phase: Any) -> None:
         """What is left to do where a finished phase of an earlier run is taken over instead of run."""
-
-
-def _fields(cls: Any) -> tuple[Field[Any], ...]:
-    return fields(cls)
-
-
-@cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return get_type_hints(cls)
-
-
-def _is_required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
-
-
-def _text(value: Any, brief: bool = False) -> str:
-    if isinstance(value, Combines):
-        return value.brief() if brief else str(value)
-    text = repr(value)  # a shell quotes double quotes more readably than single ones
-    return text.replace("'", '"') if brief and not {'"', "\\"} & {*text} else text
-
-
-def _shown(value: Any) -> str:
-    try:
-        return _text(value)[:200]
-    except ValueError:  # Python refuses to print whole numbers of thousands of digits
-        return "a very large number"
-
-
-def _accept(value: Any, hint: Any) -> Any:
-    """The value as its annotation wants it (a whole number becomes a float), or a TypeError."""
-    kind, inner = get_origin(hint) or hint, get_args(hint)
-    if kind is Any:
-        return _accept(value, JSON if not isinstance(value, Combines) else Combines)
-    if kind in (typing.Union, types.UnionType):
-        for choice in sorted(inner, key=lambda choice: (get_origin(choice) or choice) is not type(value)):
-            try:
-                return _accept(value, choice)
-            except TypeError:
-                continue
-    elif kind is Literal:
-        if any(type(value) is type(choice) and value == choice for choice in inner):
-            return value
-    elif kind is list and isinstance(value, list | tuple):
-        return [_accept(item, inner[0] if inner else JSON) for item in value]
-    elif kind is dict and isinstance(value, dict):
-        names = {str(key) if type(key) is int else key: item for key, item in value.items()}  # JSON knows names only
-        return {_accept(key, str): _accept(item, inner[1] if inner else JSON) for key, item in names.items()}
-    elif kind in (bool, type(None)):
-        if type(value) is kind:
-            return value
-    elif kind is str and isinstance(value, str):
-        return str.__str__(value)
-    elif kind in (int, float) and isinstance(value, int) and not isinstance(value, bool):
-        if abs(value) < 2**63:  # larger ones are no setting, and cannot all be printed or made a float
-            return kind(value)
-    elif kind is float and isinstance(value, float):
-        if math.isfinite(value):  # JSON and recipe text have no word for the others
-            return float(value)
-    elif isinstance(kind, type) and issubclass(kind, Combines):
-        from smallbert.recipe import Recipe
-
-        if isinstance(value, Combines | str) or (isinstance(value, type) and issubclass(value, Method)):
-            return Recipe(value)
-    raise TypeError
-
-
-def _describe(hint: Any) -> str:
-    kind, inner = get_origin(hint) or hint, get_args(hint)
-    if kind in (typing.Union, types.UnionType, Literal):
-        words = [repr(choice) if kind is Literal else _describe(choice) for choice in inner]
-        return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-    if isinstance(kind, type) and issubclass(kind, Combines):
-        return "a recipe"
-    name = "None" if kind is type(None) else getattr(kind, "__name__", str(kind))
-    return f"{name} of {' to '.join(map(_describe, inner))}" if inner else name

@@ -6,8 +6,9 @@ kept; the ticket is trained last. The head is not set back, and so neither is th
 
 from typing import Any, Literal
 
+from smallbert.combining import Combines
 from smallbert.errors import UserError
-from smallbert.methods import Combines, Method
+from smallbert.methods import Method
 from smallbert.training.masks import What
 
 
