@@ -11,10 +11,22 @@ from invented import invented_card
 from smallbert.errors import RunError, UserError
 from smallbert.measuring.card import FIELDS, MACHINERY_CHECK, card_key, check_card, machine, make_card, number, versions
 from smallbert.measuring.shelf import card_path, load_card, load_cards, load_pack, pack_cards, save_card
+from smallbert.recipe import Recipe
+
+WHOLE = Recipe("finetune").key()
+
+
+def test_a_card_says_its_recipe_as_today_s_would(tmp_path):
+    """A setting that came later has its default; where things were kept is not said; what cannot be read stays."""
+    said = "augment(copies=2, folder='here') + train(epochs=1.0)", "gone_since(keep=3)"
+    for seed, recipe in enumerate(said):
+        save_card({**invented_card(), "recipe": recipe, "seed": seed}, tmp_path)
+    found = {card["seed"]: card["recipe"] for card in load_cards(tmp_path)}
+    assert found == {0: str(Recipe("augment(copies=2) + train(epochs=1)")), 1: said[1]}
 
 
 def test_saving_and_loading_gives_the_same_card_in_the_order_of_the_schema(tmp_path):
-    card = invented_card()
+    card = {**invented_card(), "recipe": WHOLE}
     path = save_card(dict(reversed(card.items())), tmp_path)
     assert load_cards(tmp_path) == [card]
     assert list(json.loads(path.read_text())) == list(FIELDS)
@@ -124,7 +136,7 @@ print([name for name in ("torch", "matplotlib", "jinja2", "huggingface_hub", "nu
 
 
 def test_many_cards_fit_into_one_file(tmp_path):
-    cards = [{**invented_card(), "seed": seed} for seed in (3, 1, 2)]
+    cards = [{**invented_card(), "recipe": WHOLE, "seed": seed} for seed in (3, 1, 2)]
     for card in cards[:2]:
         save_card(card, tmp_path / "cards")
     path = pack_cards(tmp_path)

@@ -25,7 +25,7 @@ from smallbert.jobs import WorkerLost
 from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.convergence import find_convergence
 from smallbert.measuring.findings import Result, conclude, gather, marks_by_chance, pair_up
-from smallbert.measuring.shelf import load_cards, pack_cards
+from smallbert.measuring.shelf import load_cards, load_pack, pack_cards
 from smallbert.methods import METHODS
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import load_folder
@@ -33,6 +33,7 @@ from smallbert.recipe import Recipe
 from smallbert.report.sheets import About, seeds_sheet
 from smallbert.report.sizes import have_sizes, points_of
 from smallbert.report.study import make_report, to_json, to_markdown, troubles, write_study
+from smallbert.run import beginnings
 from smallbert.runs import make_piece, run_study
 
 FIRST = "finetune(epochs=1, lr=1e-3, batch=16)"
@@ -177,7 +178,7 @@ def test_packed_cards_outlive_settings_that_came_later(start, tmp_path):
     older = written | {"recipe": written["recipe"].replace(", compile=None", "")}  # as before there was such a setting
     for text, known in ((older["recipe"], True), ("gone_since(keep=3)", False)):
         path.write_text(json.dumps(older | {"recipe": text}), encoding="utf-8")
-        bench.packed = study.open_packed(path)
+        bench.packed = load_pack(path)
         assert (study.results_of(asked, bench)[0].status == "ok") is known
 
 
@@ -187,7 +188,11 @@ def test_finished_runs_are_found_wherever_their_copies_were_kept(start, tmp_path
     run_study(asked, bench)
     assert str(tmp_path) not in json.loads(pack_cards(tmp_path).read_text(encoding="utf-8"))["recipe"]
     asked, bench = make_study(start, tmp_path, recipe.format(str(tmp_path / "there")), seeds=[0])
-    bench.packed = study.open_packed(tmp_path / "cards.jsonl")
+    bench.packed = load_pack(tmp_path / "cards.jsonl")
+    phases = [beginnings(arm.recipe, start.encoder, bench.tasks["classify"]) for arm in asked.arms]
+    with pytest.raises(UserError, match="are the same recipe"):
+        read_arms("; ".join(recipe.format(name) for name in ("here", "there")))
+    assert str(tmp_path) not in str(phases)  # what was begun is found too
     assert [result.status for result in study.results_of(asked, bench)] == ["ok"]
 
 

@@ -38,9 +38,9 @@ def read_arms(recipes: str, names: str | None = None, vary: str | None = None) -
         setting, values = read_vary(vary)
         pairs = list(zip(called, found, strict=True))
         arms = [Arm(name, with_setting(recipe, setting, value), value) for value in values for name, recipe in pairs]
-    seen: dict[Recipe, Arm] = {}
+    seen: dict[str, Arm] = {}
     for arm in arms:
-        other = seen.setdefault(arm.recipe, arm)
+        other = seen.setdefault(arm.recipe.key(), arm)
         if other is not arm:
             raise UserError(f"{_title(other)} and {_title(arm)} are the same recipe, {arm.recipe}; give it once")
     return tuple(arms), setting

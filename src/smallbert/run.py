@@ -184,7 +184,7 @@ def beginnings(recipe: Recipe, encoder: Encoder, task: Task | None) -> dict[str,
 def _so_far(phases: list[tuple[Method, ...]]) -> list[str]:
     """For each phase the text of the recipe up to and with it, and of what files it reads."""
     both = [zip(phase, reads, strict=True) for phase, reads in zip(phases, reads_of(phases), strict=True)]
-    texts = [" + ".join(f"{method}{read}" for method, read in one) for one in both]
+    texts = [" + ".join(f"{method.key()}{read}" for method, read in one) for one in both]
     return [" | ".join(texts[: number + 1]) for number in range(len(texts))]
 
 
@@ -221,7 +221,8 @@ def _run_phase(
     phase.notes += lost_heads(before.encoder, encoder)
     outcome = Outcome(encoder, before.steps, before.epochs, before.packed, list(before.notes))
     if trains:
-        _prepare(phase, setting)
+        with saying(setting.say):
+            _prepare(phase, setting)
         checkpoint = None if kept is None else kept.with_suffix(".checkpoint")
         train(phase, setting.say, checkpoint, key, setting.pause, setting.states, setting.stores)
         outcome.steps += phase.step
@@ -232,8 +233,9 @@ def _run_phase(
     else:
         for method in phase.methods:
             method.fits(phase, 0)
-        for method in phase.methods:
-            method.attach(phase)
+        with saying(setting.say):
+            for method in phase.methods:
+                method.attach(phase)
     phase.fold()
     for method in phase.methods:
         method.settle(phase)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -17,7 +16,6 @@ from smallbert.arms import Arm
 from smallbert.beginnings import common_beginnings, group_recipes, is_made
 from smallbert.compare import tiny_setting
 from smallbert.data import Stream
-from smallbert.errors import UserError
 from smallbert.make import (
     Line,
     Start,
@@ -27,11 +25,10 @@ from smallbert.make import (
     task_from,
     work_key,
 )
-from smallbert.measuring.card import MACHINERY_CHECK, RESULT, Card, card_key, number
+from smallbert.measuring.card import MACHINERY_CHECK, RESULT, Card, number
 from smallbert.measuring.findings import Result
 from smallbert.measuring.pruned import weights_left
 from smallbert.measuring.shelf import PACK, load_card, load_pack
-from smallbert.recipe import Recipe
 from smallbert.tasks import Task
 from smallbert.tasks.derived import CHOOSE, with_choice
 from smallbert.wheels import to_stderr
@@ -98,17 +95,7 @@ def open_bench(study: Study, line: Line = to_stderr) -> Bench:
     tasks = {name: at_length(start, task, study.length) for name, task in tasks.items()}
     for task in tasks.values():
         task.split(study.split)
-    return Bench(start, tasks, packed=open_packed(study.out / PACK))
-
-
-def open_packed(path: Path) -> dict[str, Card]:
-    """Cards of earlier runs by the keys that their work has today: a setting that came later counts as its default."""
-    found = {}
-    for key, card in load_pack(path).items():
-        with suppress(UserError):  # a recipe that cannot be read any more keeps the key it had
-            key = card_key(**card | {"recipe": Recipe(card["recipe"]).key()})
-        found[key] = card
-    return found
+    return Bench(start, tasks, packed=load_pack(study.out / PACK))
 
 
 def plan(study: Study, bench: Bench) -> list[list[Piece]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from smallbert.errors import RunError, UserError
 from smallbert.files import write_json, write_text
 from smallbert.measuring.card import RESULT, Card, card_key, check_card, ordered
+from smallbert.recipe import Recipe
 
 PACK = "cards.jsonl"
 
@@ -35,10 +36,13 @@ def load_card(path: Path | str) -> Card:
 
 
 def _read_card(text: str, where: str) -> Card:
+    """A card with its recipe as today's would say it: a setting that came later has its default, a place none."""
     try:
         card = json.loads(text, parse_constant=_refuse_constant)
         card.setdefault("reads", None)  # which older cards do not have
         check_card(card)
+        with suppress(UserError):  # a recipe that cannot be read any more stays as it is
+            card["recipe"] = Recipe(card["recipe"]).key()
     except (ValueError, TypeError, AttributeError, RunError) as error:
         raise UserError(f"{where} cannot be read as a card: {error}; make it again or move it away") from error
     return dict(card)

@@ -9,7 +9,7 @@ short run keeps those of its first batch; here they are the mean over all steps 
     quantize_aware(8, smooth="search") + distill(alpha=1.0) + train(epochs=1)
 
 A neuron that is many times as large as all others would take the steps of such a range from them. Layers that scale
-their inputs, by factors found before the first step as `quantize` finds them, have a range for all.
+their inputs, each its own, by factors found before the first step as `quantize` finds them, have a range for all.
 """
 
 from typing import Any, ClassVar, Literal

@@ -136,7 +136,7 @@ def _is_exhausted(setup: Setup, records: Sequence[Record]) -> bool:
     count = setup.space.count()
     if count is None or count > setup.trials:
         return False
-    tried = {record.recipe for record in records if record.is_done}
+    tried = {Recipe(record.recipe).key() for record in records if record.is_done}
     return tried >= _every_key(setup.space.text, setup.trials)
 
 
@@ -242,7 +242,7 @@ def run_finals(
 ) -> tuple[studies.Study, list[Result]]:
     """Train the default recipe and the winner on all of train with each seed, and score them once."""
     arms = [Arm(DEFAULT, read_space(tuning.space).default())]
-    if (tuned := Recipe(best.recipe)) != arms[0].recipe:
+    if (tuned := Recipe(best.recipe)).key() != arms[0].recipe.key():
         arms.append(Arm(TUNED, tuned))
     common = tuning.study.out / COMMON
     final = replace(tuning.study, arms=tuple(arms), named=True, states=common / "states")

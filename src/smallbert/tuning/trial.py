@@ -94,8 +94,9 @@ def run_trial(setup: Setup, trial: Any, alone: bool = True, say: Say = quiet) ->
     twin: Record | None = None
     try:
         recipe = setup.space.draw(choose)
-        trial.set_user_attr("work", {"drawn": drawn, "recipe": recipe.key()})
-        twin = next((one for one in before if one.recipe == recipe.key() and one.is_done), None)
+        trial.set_user_attr("work", {"drawn": drawn, "recipe": str(recipe)})
+        work = recipe.key()
+        twin = next((one for one in before if one.is_done and Recipe(one.recipe).key() == work), None)
         if twin is not None:
             return _end_alike(trial, twin)
         value, error = _train(setup, recipe, trial, say)
