@@ -42,7 +42,7 @@ def read_arms(recipes: str, names: str | None = None, vary: str | None = None) -
     for arm in arms:
         other = seen.setdefault(arm.recipe.key(), arm)
         if other is not arm:
-            raise UserError(f"{_title(other)} and {_title(arm)} are the same recipe, {arm.recipe}; give it once")
+            raise UserError(f"{_title(other)} and {_title(arm)} are the same recipe, {arm.recipe.key()}; give it once")
     return tuple(arms), setting
 
 

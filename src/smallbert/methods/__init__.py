@@ -80,17 +80,18 @@ class Method(Combines):
         return type(self)(*values, **settings)
 
     def __str__(self) -> str:
-        settings = ", ".join(f"{field.name}={to_text(getattr(self, field.name))}" for field in fields_of(type(self)))
-        return f"{self.name}({settings})" if settings else self.name
+        return self._called_with({field.name: to_text(getattr(self, field.name)) for field in fields_of(type(self))})
 
     __repr__ = __str__
 
     def key(self) -> str:
         """Itself, with settings that only say where things are kept as they would be unsaid."""
-        settings = ", ".join(
-            f"{field.name}={to_key(self._default(field) if field.name in self.places else getattr(self, field.name))}"
-            for field in fields_of(type(self))
-        )
+        usual = {field.name: self._default(field) for field in fields_of(type(self)) if field.name in self.places}
+        values = {field.name: getattr(self, field.name) for field in fields_of(type(self))} | usual
+        return self._called_with({name: to_key(value) for name, value in values.items()})
+
+    def _called_with(self, told: dict[str, str]) -> str:
+        settings = ", ".join(f"{name}={text}" for name, text in told.items())
         return f"{self.name}({settings})" if settings else self.name
 
     def brief(self) -> str:
