@@ -27,6 +27,7 @@ RECIPES = {  # a method without a row is used as it stands
     "augment": f"mark('here') | augment(copies=2, ways=['nearest', 'grams']) + distill('here') + {SHORT}",
     "cut_to_mixture": "mix_layers | cut_to_mixture(0.6)",
     "distill": f"finetune(epochs=1, batch=8) | distill + {SHORT}",
+    "codebook_aware": f"codebook_aware(2) + {SHORT}",
     "drop_layers": "drop_layers(2)",
     "finetune": "finetune(epochs=1, batch=8, lr=0.001)",
     "l0": f"l0(pull=0.001, lr=3.0, start=0.0) + {SHORT}",
@@ -55,6 +56,7 @@ CHANGES_NO_WEIGHT = {"mark"}
 ALIKE = {"train", "repeat", "mark", "head"}  # leave behind what others leave too: fine-tuned, cut, or plain
 ALIKE |= {"movement", "soft_movement", "l0", "smooth_movement", "second_order", "rpp", "lottery"}  # as magnitude does
 ALIKE |= {"quantize_aware", "ternary", "binary", "mixed_bits"}  # as quantize does
+ALIKE |= {"codebook_aware"}  # as codebook does
 OTHER_MODEL = {"lstm", "bottleneck"}  # put a model of another family in place of the encoder's
 ALIKE |= {"pretrain", "unlabelled", "augment"}  # as fine-tuning does
 EXPAND = {"repeat", "lottery"}  # stand for other methods, whose names the history has
@@ -85,6 +87,7 @@ CHAINS = [
     f"finetune(epochs=1, batch=8) | mix_layers | magnitude(0.5) + quantize_aware + distill + {SHORT} | drop_layers(2)",
     f"quantize(3, scope='group', group=5, feedback=True) | {SHORT} | drop_layers(2)",
     f"drop_layers(2) + ternary(embeddings=8) + {SHORT} | finetune(epochs=1, batch=8)",
+    f"mix_layers | magnitude(0.5) + codebook_aware(3) + {SHORT} | drop_layers(2)",
     "gate_layers | codebook(3, embeddings=4) | finetune(epochs=1, batch=8) | drop_layers(2)",
     "quantize(8, activations='static', smooth=0.5) | drop_layers(2)",
     "quantize(8, activations='static', smooth='search') | drop_layers(2)",

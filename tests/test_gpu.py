@@ -200,11 +200,14 @@ def test_recorded_steps_equal_plain_steps(method):
     assert torch.equal(recorded, plain)
 
 
-@pytest.mark.parametrize("inputs", ["True", "'static'"])
-def test_recorded_steps_round_and_scale_inputs(inputs):
+@pytest.mark.parametrize(
+    "rounding",
+    ["quantize_aware(8, True, smooth='search')", "quantize_aware(8, 'static', smooth='search')", "codebook_aware(3)"],
+)
+def test_recorded_steps_round_weights_and_scale_inputs(rounding):
     task, learn = toy_task(rows=64), "train(epochs=2, batch=8, lr=1e-3, graphs={})"
     start = run_recipe("finetune(epochs=1, batch=8)", small(hidden_size=64), task, device="cuda").encoder
-    recipe = f"mark('teacher') | quantize_aware(8, {inputs}, smooth='search') + distill(teacher='teacher') + {learn}"
+    recipe = f"mark('teacher') | {rounding} + distill(teacher='teacher') + {learn}"
     made = [run_recipe(recipe.format(graphs), start, task, device="cuda").encoder for graphs in (True, False)]
     assert is_same_state(*made)
 

@@ -35,6 +35,7 @@ AWARE = [
     "ternary(scope='tensor', embeddings=8, activations='static')",
     "binary",
     "mixed_bits(2.5, group=8, batches=2, examples=4)",
+    "codebook_aware(2, embeddings=4, outliers=2.5)",
 ]
 
 
@@ -102,7 +103,7 @@ def test_what_the_model_saw_is_what_is_stored_to_the_bit(encoder, recipe, tmp_pa
     assert not any(module._forward_pre_hooks for module in phase.encoder.modules())
     save_folder(phase.encoder, tmp_path / "model")
     assert torch.equal(scores_of(load_folder(tmp_path / "model"), TASK), scores_of(phase.encoder, TASK))
-    assert phase.encoder.history[-1]["step"].startswith("quantize(")
+    assert phase.encoder.history[-1]["step"].startswith(("quantize(", "codebook("))
 
 
 @pytest.mark.parametrize("inputs", ["True", "'static'"])
@@ -126,7 +127,7 @@ def test_layers_that_scale_their_inputs_have_a_range_for_all_of_them(encoder, in
     assert torch.equal(query.input_factor, key.input_factor)  # what reads the same inputs is given the same
 
 
-@pytest.mark.parametrize("recipe", ["quantize_aware(3, activations=False)", "ternary", "binary"])
+@pytest.mark.parametrize("recipe", ["quantize_aware(3, activations=False)", "ternary", "binary", "codebook_aware(2)"])
 def test_gradients_pass_straight_through(encoder, recipe):
     phase = phase_of(f"{recipe} + {SHORT}", encoder, TASK)
     batches = {STUDENT: batch_of(encoder, TASK, split="train")}
@@ -151,6 +152,33 @@ def test_prune_round_and_distil_in_one_phase(encoder):
     assert steps[-5:] == ["magnitude", "distill", "train", "quantize_aware", "quantize"]
     part = result.get_submodule("backbone.encoder.layer.0.output.dense")
     assert part.grid == Grid(4) and part.activations == "static" and part.input_range[1] > part.input_range[0]
+
+
+def test_centroids_are_those_of_codebook_and_weights_go_over_to_others(encoder):
+    """With a step that moves nothing it stores what codebook does; with larger ones, other centroids of the same."""
+    still = "train(epochs=1, batch=8, lr=1e-12, dropout=0.0)"
+    plain = stored_parts(run("codebook(2, outliers=2.5)", encoder, TASK).encoder)
+    seen = stored_parts(run(f"codebook_aware(2, outliers=2.5) + {still}", encoder, TASK).encoder)
+    learned = stored_parts(run(f"codebook_aware(2, outliers=2.5) + {SHORT}", encoder, TASK).encoder)
+    assert set(plain) == set(seen) == set(learned)
+    moved = 0
+    for name, part in plain.items():
+        torch.testing.assert_close(seen[name].real(), part.real(), rtol=0, atol=1e-6)
+        assert torch.equal(learned[name].table, part.table) and torch.equal(learned[name].places, part.places)
+        moved += int((learned[name].codes != part.codes).sum())
+    assert moved > 0
+    dense = "backbone.encoder.layer.0.output.dense"
+    assert len(plain[dense].places) and not torch.equal(learned[dense].outliers, plain[dense].outliers)
+
+
+def test_centroids_of_what_is_being_pruned_have_a_zero(encoder):
+    recipe = f"finetune(epochs=1, batch=8) | magnitude(0.3) + codebook_aware(3) + distill + {SHORT}"
+    result = run(recipe, encoder, TASK).encoder
+    found = count_parameters(result)
+    assert 0.2 * found["encoder"] < found["encoder_non_zero"] <= round(0.3 * found["encoder"]) + 12
+    steps = [entry["step"].split("(")[0] for entry in result.history]
+    assert steps[-5:] == ["magnitude", "distill", "train", "codebook_aware", "codebook"]
+    assert all(0.0 in part.table for part in stored_parts(result).values())
 
 
 @pytest.mark.parametrize("recipe", ["ternary", "binary", "mixed_bits(2.5, group=8, batches=2, examples=4)"])
@@ -182,7 +210,7 @@ def test_ternary_is_the_formula():
     assert errors[0] < 0.5 * errors[1]
 
 
-LEARNED = ["quantize_aware(8)", "quantize_aware(2, activations=False)", "ternary", "binary"]
+LEARNED = ["quantize_aware(8)", "quantize_aware(2, activations=False)", "ternary", "binary", "codebook_aware(2)"]
 
 
 @pytest.fixture(scope="module")
@@ -307,6 +335,9 @@ def test_a_budget_that_cannot_be_held_is_refused_before_anything_is_trained(enco
         ("quantize_aware(1, symmetric=False)", "one bit is a sign"),
         ("quantize_aware(activations=False, smooth='search')", "leave one of them out"),
         (f"quantize_aware + ternary + {SHORT}", "another method of this phase rounds"),
+        (f"codebook_aware + ternary + {SHORT}", "another method of this phase rounds"),
+        (f"codebook_aware(outliers=-1.0) + {SHORT}", "codebook_aware: outliers is a number of standard deviations"),
+        (f"codebook_aware(2, outliers=1e-9) + {SHORT}", "codebook_aware: with outliers=1e-09, 100% of the weights"),
         (f"magnitude(0.5) + binary + {SHORT}", "a sign has no zero"),
         ("prune(0.5) | binary", "a sign has no zero"),
         ("quantize | ternary", "no real-valued matrix left to round"),

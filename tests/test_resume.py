@@ -118,6 +118,7 @@ def test_kill_minus_nine_in_the_middle(tmp_path):
             f"delete_information(0.3) + {LONG}",
             f"prune(0.3, by='random') | {LONG}",
             f"quantize_aware(8, smooth='search') + {LONG}",
+            f"magnitude(0.5) + codebook_aware(3) + {LONG}",
         ],
         every=2,
     ),

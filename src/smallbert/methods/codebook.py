@@ -43,37 +43,25 @@ class Codebook(Method):
 
     def check(self) -> None:
         """A distance and a number of texts."""
-        if self.outliers <= 0:
-            raise UserError(f"{self.name}: outliers is a number of standard deviations above 0, not {self.outliers}")
+        check_outliers(self.name, self.outliers)
         if self.texts < 1:
             raise UserError(f"{self.name}: texts is how many texts are looked at, 1 or more, not {self.texts}")
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """What is stored so, and how many outliers each has."""
-        weights = {name: encoder.get_submodule(name).weight for name in some_roundable(encoder, self.name)}
-        counts = {name: self._count(weight) for name, weight in weights.items()}
-        share = sum(counts.values()) / sum(weight.numel() for weight in weights.values())
-        if share > MANY:
-            raise UserError(
-                f"{self.name}: with outliers={self.outliers:g}, {share:.0%} of the weights would be outliers and be "
-                f"stored in full; give more standard deviations, such as {type(self).outliers}"
-            )
-        return {"outliers": counts}
-
-    def _count(self, weight: Tensor) -> int:
-        """How many outliers a matrix has; one whose weights are not known yet, as many as a normal distribution."""
-        if weight.is_meta:
-            return round(weight.numel() * math.erfc(self.outliers / math.sqrt(2)))
-        return int(find_outliers(weight, self.outliers).sum())
+        return {"outliers": count_outliers(encoder, self.name, self.outliers)}
 
     def build(self, encoder: Any, plan: dict[str, Any]) -> None:
         """Put empty modules in their places."""
         for name, count in plan["outliers"].items():
             old = encoder.get_submodule(name)
-            table = isinstance(old, nn.Embedding)
-            bits = (table and self.embeddings) or self.bits
-            new = BookEmbedding(old, bits, count) if table else BookLinear(old, bits, count)
+            made = BookEmbedding if isinstance(old, nn.Embedding) else BookLinear
+            new = made(old, self.bits_of(old), count)
             replace_module(encoder, name, new.to(encoder.device))
+
+    def bits_of(self, module: nn.Module) -> int:
+        """How many bits name a centroid of a module's matrix."""
+        return (isinstance(module, nn.Embedding) and self.embeddings) or self.bits
 
     def fill(self, encoder: Any, before: Any, plan: dict[str, Any], task: Any, seed: int) -> None:
         """Find the centroids of each matrix, and which of them each weight is."""
@@ -83,7 +71,7 @@ class Codebook(Method):
         for number, name in enumerate(plan["outliers"]):
             weight, module = before.get_submodule(name).weight.detach(), encoder.get_submodule(name)
             apart = find_outliers(weight, self.outliers)
-            table = self._table(weight, apart, module.bits)
+            table = make_table(weight, apart, module.bits)
             codes, made = nearest(weight, table), weight
             if name in products:
                 codes, made = round_with_feedback(weight, products[name], code_by(table, apart))
@@ -91,12 +79,39 @@ class Codebook(Method):
             module.write(codes, table, places, made.flatten()[places])
             tell("codebook", number + 1, len(plan["outliers"]))
 
-    def _table(self, weight: Tensor, apart: Tensor, bits: int) -> Tensor:
-        """The centroids of a matrix; where it was pruned one of them is zero, and the others are of what is left."""
-        if not _is_pruned(weight):
-            return find_centroids(weight[~apart], 2**bits)
-        others = find_centroids(weight[~apart & (weight != 0)], 2**bits - 1)
-        return torch.cat([others, others.new_zeros(1)]).sort().values
+
+def check_outliers(name: str, deviations: float) -> None:
+    """Refuse what is no distance."""
+    if deviations <= 0:
+        raise UserError(f"{name}: outliers is a number of standard deviations above 0, not {deviations}")
+
+
+def count_outliers(encoder: Any, name: str, deviations: float) -> dict[str, int]:
+    """How many outliers each matrix of a model has, by the name of its module; where that is most of them, a sentence.
+
+    Those of a matrix whose weights are not known yet are as many as a normal distribution has.
+    """
+    weights = {part: encoder.get_submodule(part).weight for part in some_roundable(encoder, name)}
+    usual = math.erfc(deviations / math.sqrt(2))
+    counts = {
+        part: round(weight.numel() * usual) if weight.is_meta else int(find_outliers(weight, deviations).sum())
+        for part, weight in weights.items()
+    }
+    share = sum(counts.values()) / sum(weight.numel() for weight in weights.values())
+    if share > MANY:
+        raise UserError(
+            f"{name}: with outliers={deviations:g}, {share:.0%} of the weights would be outliers and be "
+            f"stored in full; give more standard deviations, such as {Codebook.outliers}"
+        )
+    return counts
+
+
+def make_table(weight: Tensor, apart: Tensor, bits: int, zero: bool = False) -> Tensor:
+    """The centroids of a matrix; where it was pruned, or will be, one is zero, and the others are of what is left."""
+    if not zero and not _is_pruned(weight):
+        return find_centroids(weight[~apart], 2**bits)
+    others = find_centroids(weight[~apart & (weight != 0)], 2**bits - 1)
+    return torch.cat([others, others.new_zeros(1)]).sort().values
 
 
 def code_by(table: Tensor, apart: Tensor) -> Coding:

@@ -40,10 +40,28 @@ from smallbert.training.masks import MASK_STAGE
 DECAY = 0.9999
 
 
-class Aware(Method, shared=True):
-    """What every method has that lets the model see rounded weights while it trains, and then stores them so."""
+class SeenRounded(Method, shared=True):
+    """What every method has that lets the model see rounded weights while it trains: it is alone in that."""
 
     stage: ClassVar[int] = 55  # after what cuts layers, so that it plans for those that stay
+
+    def _plan_of(self, phase: Any) -> dict[str, Any]:
+        return next(entry["plan"] for entry in reversed(phase.encoder.history) if entry["step"] == str(self))
+
+    def fits(self, phase: Any, steps: int | None) -> None:
+        """Nobody else rounds."""
+        if [method for method in phase.methods if isinstance(method, SeenRounded)] != [self]:
+            raise UserError(f"{self.name}: another method of this phase rounds the same weights; keep one of them")
+
+
+def prunes(phase: Any) -> bool:
+    """Whether there are zeros in a phase that must stay zeros, or will be."""
+    return any(method.stage == MASK_STAGE for method in phase.methods) or bool(phase.encoder.held("zeros"))
+
+
+class Aware(SeenRounded, shared=True):
+    """What every method has that lets the model see weights on a grid while it trains, and then stores them so."""
+
     rule: ClassVar[Rule] = staticmethod(to_nearest)
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
@@ -56,9 +74,6 @@ class Aware(Method, shared=True):
         """The method that stores what was learned."""
         raise NotImplementedError
 
-    def _plan_of(self, phase: Any) -> dict[str, Any]:
-        return next(entry["plan"] for entry in reversed(phase.encoder.history) if entry["step"] == str(self))
-
     def rule_of(self, module: nn.Module, trains: bool) -> Rule:
         """How a module's matrix is rounded; a table with bits of its own goes to the nearest number."""
         own = isinstance(module, nn.Embedding) and self.storage().embeddings
@@ -66,11 +81,9 @@ class Aware(Method, shared=True):
         return to_best if rule is to_nearest and not trains else rule
 
     def fits(self, phase: Any, steps: int | None) -> None:
-        """Nobody else rounds."""
-        if [method for method in phase.methods if isinstance(method, Aware)] != [self]:
-            raise UserError(f"{self.name}: another method of this phase rounds the same weights; keep one of them")
-        prunes = any(method.stage == MASK_STAGE for method in phase.methods) or bool(phase.encoder.held("zeros"))
-        check_signs(self.name, getattr(self, "fewest", self.storage().bits), prunes)
+        """Nobody else rounds, and a sign is not asked to be zero."""
+        super().fits(phase, steps)
+        check_signs(self.name, getattr(self, "fewest", self.storage().bits), prunes(phase))
 
     def attach(self, phase: Any) -> None:
         """Round weights once a step, and inputs where they come in."""

@@ -1,0 +1,94 @@
+"""GOBO's centroids in sight while training: which of them a weight is may change, what they are does not.
+
+    finetune | codebook_aware(3) + distill(alpha=1.0) + train(epochs=1)
+    magnitude(0.3) + codebook_aware(3) + distill + train(epochs=1)      prune, round and learn from a teacher at once
+
+Centroids and outliers are found of the model as the phase finds it, as `codebook` finds them. The model then sees each
+weight as its nearest centroid and learns around the error, which the paper leaves as it is: gradients pass straight
+through to real weights, which go over to another centroid when they have come near enough. Outliers are stored as they
+are and learn as they are. What comes out is what `codebook` stores.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from smallbert.methods.codebook import Codebook, Few, check_outliers, count_outliers, find_outliers, make_table, nearest
+from smallbert.methods.quantize_aware import SeenRounded, prunes
+from smallbert.model.rounding import straight
+from smallbert.training.aware import ROUND_STAGE
+from smallbert.training.phase import Weights
+
+
+class Books(nn.Module):
+    """The centroids of each matrix and where its outliers are, by the name of its module."""
+
+    def __init__(self) -> None:
+        """No matrix is known."""
+        super().__init__()
+        self.names: list[str] = []
+
+    def add(self, name: str, table: Tensor, apart: Tensor) -> None:
+        """Remember the centroids of a matrix, and which of its weights stand apart."""
+        self.register_buffer(f"table_{len(self.names)}", table)
+        self.register_buffer(f"apart_{len(self.names)}", apart)
+        self.names.append(name)
+
+    def of(self, name: str) -> tuple[Tensor, Tensor]:
+        """The centroids of a matrix, and which of its weights stand apart."""
+        number = self.names.index(name)
+        return self.get_buffer(f"table_{number}"), self.get_buffer(f"apart_{number}")
+
+    def seen(self, name: str, weight: Tensor) -> Tensor:
+        """A matrix as it will be stored."""
+        table, apart = self.of(name)
+        return torch.where(apart, weight, table[nearest(weight, table).int()])
+
+
+class CodebookAware(SeenRounded):
+    """Train with each weight at the nearest of a few centroids but for outliers, then store it so."""
+
+    trains: ClassVar[bool] = True
+
+    bits: Few = 3
+    embeddings: Few | None = None  # None: as many bits as the layers
+    outliers: float = 3.55  # standard deviations beyond which a weight is no centroid
+
+    def check(self) -> None:
+        """A distance."""
+        check_outliers(self.name, self.outliers)
+
+    def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
+        """What is rounded."""
+        return {"modules": list(count_outliers(encoder, self.name, self.outliers))}
+
+    def storage(self) -> Codebook:
+        """The method that stores what was learned."""
+        return Codebook(self.bits, self.embeddings, self.outliers)
+
+    def attach(self, phase: Any) -> None:
+        """Find the centroids of each matrix, and let the model see it made of them once a step."""
+        store, books, zero = self.storage(), Books(), prunes(phase)
+        for name in self._plan_of(phase)["modules"]:
+            module = phase.encoder.get_submodule(name)
+            weight = module.weight.detach()
+            apart = find_outliers(weight, self.outliers)
+            books.add(name, make_table(weight, apart, store.bits_of(module), zero), apart)
+        phase.train_module(self.name, books)
+        names = {f"{name}.weight": name for name in books.names}
+
+        def make(weights: Weights) -> Weights:
+            return {key: straight(weight, books.seen(names[key], weight.detach())) for key, weight in weights.items()}
+
+        phase.transform(list(names), make, ROUND_STAGE)
+
+    def settle(self, phase: Any) -> None:
+        """Store what the model saw, to the bit."""
+        encoder, books = phase.encoder, phase.modules[self.name]
+        weights = {name: encoder.get_submodule(name).weight.detach() for name in books.names}
+        encoder.apply_method(self.storage(), {"outliers": {name: int(books.of(name)[1].sum()) for name in books.names}})
+        for name, weight in weights.items():
+            table, apart = books.of(name)
+            places = apart.flatten().nonzero()[:, 0]
+            encoder.get_submodule(name).write(nearest(weight, table), table, places, weight.flatten()[places])
