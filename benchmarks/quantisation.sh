@@ -41,6 +41,7 @@ for bits in 4 3; do
 done
 # The paper's threshold, a log-density of -4, read on standardised weights: 1.3 % of all are outliers, not 0.04 %.
 arm "centroids, 3 bits, more outliers, feedback" "codebook(3, outliers=2.48, feedback=True)"
+arm "float32, taught" "$taught"
 arm "centroids, 3 bits, trained" "codebook_aware(3) + $taught"
 arm "ternary, trained" "ternary(embeddings=4) + $taught"
 arm "4 bits, trained" "quantize_aware(4, activations=False, scope='group', embeddings=4) + $taught"

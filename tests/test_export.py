@@ -332,6 +332,9 @@ def test_how_far_a_file_may_be():
     must_agree(found | {"same": 0.85}, ROUNDED, None)  # where others were nearly tied
     with pytest.raises(RunError, match="only 90% are the encoder's or were nearly tied"):
         must_agree(found | {"same": 0.85, "upheld": 0.9}, ROUNDED, None)
+    with pytest.raises(RunError, match="only 20%"):  # who allows less than usual still wants the same predictions
+        must_agree(found | {"sway": 0.4, "same": 0.2, "upheld": 0.3}, ROUNDED, 0.45)
+    must_agree(found | {"sway": 0.4, "same": 0.2, "upheld": 0.3}, ROUNDED, 0.5)
 
 
 @slow

@@ -16,6 +16,7 @@ from smallbert.measuring.card import MACHINERY_CHECK, card_key
 from smallbert.measuring.shelf import load_card
 from smallbert.model.encoder import fingerprint, load
 from smallbert.model.folders import save_folder
+from smallbert.model.quantised import stored_parts
 from smallbert.recipe import Recipe
 from smallbert.tiny import make_encoder, make_task
 
@@ -52,6 +53,20 @@ def test_a_place_that_cannot_be_written_is_refused_before_training(tmp_path, mon
     monkeypatch.setattr("smallbert.run.train", None)
     with pytest.raises(UserError, match=r"--out .*file/sub cannot be written"):
         one(tmp_path / "file" / "sub", alone=True)
+
+
+def test_what_holds_no_numbers_is_called_diverged_and_has_no_score(tmp_path, monkeypatch):
+    """Also where they are not weights that could be trained: scales, centroids, ranges of inputs."""
+
+    def broken(*given, **settings):
+        outcome = run_recipe(*given, **settings)
+        next(iter(stored_parts(outcome.encoder).values())).scale[0] = float("nan")
+        return outcome
+
+    run_recipe = make.run_recipe
+    monkeypatch.setattr(make, "run_recipe", broken)
+    card = make.make_one(f"{RECIPE} | quantize", make.tiny_start("bert"), make_task(), 0, tmp_path, seconds=None)
+    assert card["status"] == "diverged" and "scale holds NaN" in card["why"] and not card["scores"]
 
 
 def test_a_seed_below_zero_is_refused(tmp_path):

@@ -626,6 +626,22 @@ def test_refusals(encoder, recipe, match):
     check_refused(recipe, encoder, TASK, match)
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize("recipe", ["quantize(8)", "quantize(3, scope='group', group=6)", "codebook(3)", "ternary"])
+def test_what_is_no_number_is_not_rounded_to_one(encoder, recipe, number):
+    broken = encoder.copy()
+    broken.get_parameter("backbone.encoder.layer.1.output.dense.weight").data[3, 5] = number
+    with pytest.raises(UserError, match=r"layer\.1\.output\.dense hold NaN or infinite numbers"):
+        run(recipe, broken, TASK)
+
+
+def test_training_behind_rounding_says_what_it_trains(encoder):
+    outcome = run("quantize | train(epochs=1, batch=8)", encoder, TASK)
+    (note,) = (note for note in outcome.notes if "few bits" in note)
+    assert note.startswith(f"{len(stored_parts(outcome.encoder))} matrices") and "quantize_aware" in note
+    assert not any("few bits" in note for note in run("train(epochs=1, batch=8) | quantize", encoder, TASK).notes)
+
+
 @pytest.mark.parametrize("recipe", ["quantize(activations='static')", "quantize(4, feedback=True)"])
 def test_looking_at_texts_needs_a_task(recipe):
     with pytest.raises(UserError, match="no task to take them from"):

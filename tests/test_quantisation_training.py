@@ -8,15 +8,19 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from toys import accuracy, batch_of, check_refused, is_same_state, phase_of, run, scores_of, small, state_of, toy_task
 
+from smallbert import make
 from smallbert.data import STUDENT
 from smallbert.errors import UserError
 from smallbert.measuring.cost import count_parameters, measure_bytes
 from smallbert.methods.mixed_bits import choose_bits
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.heads import losses
+from smallbert.model.products import are_exact
 from smallbert.model.quantised import WholeLinear, stored_parts
 from smallbert.model.rounding import Grid, rounded
 from smallbert.model.twins import split
+from smallbert.onnxfile.check import varied_batches
+from smallbert.tasks.derived import limit
 from smallbert.training.aware import Ranges, to_nearest, to_ternary
 from smallbert.training.calibrate import draw_texts
 from smallbert.training.curvature import layer_curvatures, top_eigenvalue
@@ -85,7 +89,8 @@ def test_ranges_do_not_see_padding(encoder):
 
 
 @pytest.mark.parametrize("recipe", AWARE)
-def test_what_the_model_saw_is_what_is_stored_to_the_bit(encoder, recipe, tmp_path):
+def test_what_the_model_saw_is_what_is_stored_to_the_bit(encoder, recipe, tmp_path, monkeypatch):
+    """In real numbers, as training has them; where a CPU multiplies whole ones, up to float noise."""
     phase = phase_of(f"{recipe} + {SHORT}", encoder, TASK)
     batches = {STUDENT: batch_of(encoder, TASK, split="train")}
     phase.begin_training()
@@ -98,12 +103,34 @@ def test_what_the_model_saw_is_what_is_stored_to_the_bit(encoder, recipe, tmp_pa
     for method in phase.methods:
         method.settle(phase)
     phase.fold()
+    assert not any(module.training for module in phase.encoder.modules())
     with torch.no_grad():
-        assert torch.equal(phase.encoder(batches[STUDENT]), seen)
+        torch.testing.assert_close(phase.encoder(batches[STUDENT]), seen, atol=0.02 * float(seen.std()), rtol=0)
+        with monkeypatch.context() as real:
+            real.setattr("smallbert.model.quantised.are_exact", lambda: False)
+            assert torch.equal(phase.encoder(batches[STUDENT]), seen)
     assert not any(module._forward_pre_hooks for module in phase.encoder.modules())
     save_folder(phase.encoder, tmp_path / "model")
     assert torch.equal(scores_of(load_folder(tmp_path / "model"), TASK), scores_of(phase.encoder, TASK))
     assert phase.encoder.history[-1]["step"].startswith(("quantize(", "codebook("))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["quantize(8, activations=True)", "quantize_aware + train(epochs=0.1)"])
+def test_whole_numbers_move_what_real_weights_say_by_little(recipe, monkeypatch):
+    """Float noise moves an input by a step, and six layers carry that on: not to the bit, and no prediction is another."""
+    try:
+        start, task = make.start_from("all-MiniLM-L6-v2"), limit(make.task_from(make.DEMO_DATA), 1500)
+    except UserError as unreachable:
+        pytest.skip(str(unreachable))
+    result = run(f"finetune(epochs=1, lr=2e-4) | {recipe}", start.encoder, task, judge=False).encoder.eval()
+    texts, said = varied_batches(result), []
+    for exact in (are_exact(), False):
+        monkeypatch.setattr("smallbert.model.quantised.are_exact", lambda exact=exact: exact)
+        with torch.inference_mode():
+            said.append(torch.cat([result(batch).softmax(-1) for batch in texts]))
+    print(f"the largest change of a probability is {(said[0] - said[1]).abs().max():.3f}")
+    assert (said[0] - said[1]).abs().max() < 0.05 and torch.equal(said[0].argmax(-1), said[1].argmax(-1))
 
 
 @pytest.mark.parametrize("inputs", ["True", "'static'"])
@@ -323,7 +350,7 @@ def test_a_budget_that_cannot_be_held_is_refused_before_anything_is_trained(enco
     assert "bits a weight on average" in told if budget == "1.5" else "a folder of 0.005 MB" in told
     assert ("embeddings take 0.00" in told) == ("MB" in budget)
     if "MB" in budget:  # what it names as enough is enough
-        enough = float(told.split("larger budget, ")[1].split()[0]) * 1.01
+        enough = float(told.split("larger budget, ")[1].split()[0])
         monkeypatch.undo()
         run(f"mixed_bits({enough}, unit='MB', batches=2, examples=4, rounds=4)", encoder, TASK)
 

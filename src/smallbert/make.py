@@ -236,8 +236,9 @@ def _finish(
     say("saving", 0, 0, "")
     made = place._replace(model=place.work / "model", card=place.work / "model" / "card.json")
     layout = save_folder(outcome.encoder, made.model)
-    # Weights that are no numbers have no score; their status says what there is to say.
-    sound = all(bool(tensor.isfinite().all()) for tensor in outcome.encoder.parameters())
+    # What holds no numbers has no score; its status says what there is to say.
+    broken = [name for name, tensor in outcome.encoder.state_dict().items() if not bool(tensor.isfinite().all())]
+    sound, diverged = not broken, f"{broken[0]} holds NaN or infinite numbers" if broken else outcome.diverged
     found = measure_model(outcome.encoder, made.model, task, facts["split"], say, seconds) if sound else {"notes": []}
     notes = told_once(outcome.notes, found.pop("notes"))
     notes += note_names(outcome.encoder.head.labels, task)
@@ -246,7 +247,7 @@ def _finish(
     if sound and PLAIN in outcome.encoder.heads:
         more["plain_head"] = evaluate(with_plain_head(outcome.encoder), task, facts["split"], None, say)["scores"]
     trained |= {name: value for name, value in more.items() if value}
-    status = {"status": "diverged", "why": outcome.diverged} if outcome.diverged else {"status": "ok"}
+    status = {"status": "diverged", "why": diverged} if diverged else {"status": "ok"}
     card = make_card(**facts, **found, **status, trained=trained, seconds=outcome.seconds)
     if keep_model:
         write_card(made, card, layout)

@@ -26,6 +26,7 @@ from smallbert.finished import find_finished, keep_finished, read_record
 from smallbert.measuring.collapse import judge_result
 from smallbert.methods import METHODS, Method
 from smallbert.model.encoder import Encoder, fingerprint
+from smallbert.model.quantised import stored_parts
 from smallbert.model.surgery import lost_heads
 from smallbert.model.zeros import sparse_linears
 from smallbert.processes import processes
@@ -281,11 +282,15 @@ def _prepare(phase: Phase, setting: Setting) -> None:
     if longest > most:  # a student may have fewer places than the model that the length was chosen for
         raise UserError(f"the student reads at most {most} tokens, but a text has {longest}; give --length {most}")
     phase.notes += phase.stream.notes
-    if stored := len(sparse_linears(phase.encoder)):
-        phase.notes.append(
-            f"{stored} matrices that sparse has stored without zeros stay as they are, and only what is around them is "
-            "trained; to train them too, put sparse last"
-        )
+    for stored, how, advice in (
+        (len(sparse_linears(phase.encoder)), "sparse has stored without zeros", "put sparse last"),
+        (len(stored_parts(phase.encoder)), "are stored in few bits", "round last, or with quantize_aware"),
+    ):
+        if stored:
+            phase.notes.append(
+                f"{stored} matrices that {how} stay as they are, and only what is around them is trained; to train "
+                f"them too, {advice}"
+            )
     for method in phase.methods:
         method.fits(phase, phase.planned_steps)
     phase.hold_zeros()

@@ -39,7 +39,7 @@ QUICK = Scale(
 
 # A short name, what is done to the fine-tuned model, and what that means; {train} is the student's training.
 WAYS = (
-    ("int8", "quantize(8)", "store every weight as a whole number of 8 bits: a quarter of the size"),
+    ("int8 storage", "quantize(8)", "store every weight as a whole number of 8 bits: a quarter of the size, no faster"),
     (
         "int8 arithmetic",
         "quantize(8, activations=True)",

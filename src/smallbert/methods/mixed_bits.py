@@ -9,6 +9,7 @@ times the squared error of the weights (as in HAWQ-V2), and bits go, one step af
 Take it of a model that was trained: elsewhere the Hessian says little.
 """
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -133,12 +134,14 @@ class MixedBits(Aware):
             tables, rest = (tables + taken, rest) if isinstance(module, nn.Embedding) else (tables, rest + taken)
         room = self.budget * 1e6 - rest - tables - beside
         if room < least:
+            needed = (least + rest + tables + beside) / 1e6
+            digit = 10.0 ** (math.floor(math.log10(needed)) - 2)  # the third one, and rounded up, or it would not fit
+            enough = math.ceil(needed / digit) * digit
             raise UserError(
                 f"{self.name}: a folder of {self.budget:g} MB cannot hold this model: embeddings take "
                 f"{tables / 1e6:.3g} MB in {self.embeddings} bits, the layers {least / 1e6:.3g} MB in {self.fewest}, "
                 f"other weights {rest / 1e6:.3g} MB, tokenizer and description {beside / 1e6:.3g} MB; give a larger "
-                f"budget, {(least + rest + tables + beside) / 1e6:.3g} MB and more, or fewer bits as `fewest` or "
-                "`embeddings`"
+                f"budget, {enough:.3g} MB and more, or fewer bits as `fewest` or `embeddings`"
             )
         return room
 

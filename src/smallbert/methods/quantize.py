@@ -186,13 +186,23 @@ def check_signs(name: str, bits: int, is_pruned: bool) -> None:
 
 
 def some_roundable(encoder: Any, method: str) -> list[str]:
-    """The modules whose matrices can be rounded; where there are none, a sentence that says so."""
+    """The modules whose matrices can be rounded; none, or what is no number, is refused."""
     if names := roundable(encoder):
+        if broken := [name for name in names if not is_finite(encoder.get_submodule(name).weight)]:
+            raise UserError(
+                f"{method}: the weights of {broken[0]} hold NaN or infinite numbers, which cannot be rounded; this "
+                "model is broken, so train it again or load another"
+            )
         return names
     raise UserError(
         f"{method}: this {encoder.family} model has no real-valued matrix left to round; it is stored in few bits "
         "already, so start from the model before that"
     )
+
+
+def is_finite(weight: torch.Tensor) -> bool:
+    """Whether all are numbers, as far as they are known."""
+    return weight.is_meta or bool(weight.isfinite().all())
 
 
 def set_factors(encoder: Any, factors: dict[str, torch.Tensor]) -> None:

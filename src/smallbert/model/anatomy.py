@@ -203,8 +203,9 @@ def linears(backbone: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def replace_module(root: nn.Module, path: str, module: nn.Module) -> None:
-    """Put a module at a dotted path, and in every other place that is tied to it."""
+    """Put a module at a dotted path, and in every other place that is tied to it; it trains where the old one did."""
     old = root.get_submodule(path)
+    module.train(old.training)
     for place in [place for place, found in root.named_modules(remove_duplicate=False) if found is old]:
         parent, _, name = place.rpartition(".")
         setattr(root.get_submodule(parent), name, module)

@@ -164,7 +164,7 @@ def must_agree(found: dict[str, Any], bound: Bound, asked: float | None) -> None
             f"the export gives other {'scores' if bound.of_scores else what} than the encoder (by {far:.2g}, where "
             f"{limit:g} is allowed), so it was not kept; `smallbert export` has --max-difference to allow more"
         )
-    if asked is not None or found["same"] is None:
+    if found["same"] is None or (asked is not None and asked >= bound.far):  # who allows less still wants the shares
         return
     for share, least, more in (
         (found["same"], bound.same, ""),
