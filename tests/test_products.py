@@ -8,7 +8,7 @@ import torch
 from toys import run, scores_of, small, toy_task
 
 from smallbert.model import products, quantised
-from smallbert.model.products import Factor, are_exact, code_range, code_tokens, multiply, round_tokens
+from smallbert.model.products import Matrix, are_exact, code_range, code_tokens, multiply, round_tokens
 
 TASK = toy_task("pair", 16)
 RECIPES = [
@@ -62,7 +62,7 @@ def test_whole_products_are_the_sums_of_what_codes_stand_for(by_token, biased):
     weight = torch.randint(-127, 128, (33, 70), generator=torch.Generator().manual_seed(2), dtype=torch.int8)
     scale, bounds = draw(33, seed=3).abs(), torch.tensor([-0.7, 2.0])
     coded = code_tokens(inputs) if by_token else code_range(inputs, *bounds)
-    found = multiply(coded, Factor(weight, scale, None, weight.sum(1, dtype=torch.int32)), bias)
+    found = multiply(coded, Matrix(weight, scale, None, weight.sum(1, dtype=torch.int32)), bias)
     codes = coded.codes.double() - (0 if by_token else coded.zero.double())
     wanted = (codes * coded.step.double()) @ (weight.double() * scale.double()[:, None]).t()
     torch.testing.assert_close(found.double(), wanted + (bias.double() if biased else 0), atol=1e-4, rtol=1e-5)

@@ -381,8 +381,8 @@ def test_weights_off_centre_multiply_whole_numbers(encoder, inputs, bits):
         torch.testing.assert_close((codes - zero[:, None]) * scale[:, None], layer.real())
         given = draw(5, 16)
         torch.testing.assert_close(layer(given), layer.train()(given), atol=1e-5, rtol=1e-4)
-        factor, coded = layer._factor(), code_tokens(given)
-        torch.testing.assert_close(multiply(coded, factor, None), coded.real() @ layer.real().T, atol=1e-5, rtol=1e-4)
+        matrix, coded = layer._matrix(), code_tokens(given)
+        torch.testing.assert_close(multiply(coded, matrix, None), coded.real() @ layer.real().T, atol=1e-5, rtol=1e-4)
 
 
 def _stack(encoder):

@@ -118,7 +118,7 @@ def test_what_the_model_saw_is_what_is_stored_to_the_bit(encoder, recipe, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["quantize(8, activations=True)", "quantize_aware + train(epochs=0.1)"])
 def test_whole_numbers_move_what_real_weights_say_by_little(recipe, monkeypatch):
-    """Float noise moves an input by a step, and six layers carry that on: not to the bit, and no prediction is another."""
+    """Float noise moves an input by a step, and six layers carry that on, but no prediction is another."""
     try:
         start, task = make.start_from("all-MiniLM-L6-v2"), limit(make.task_from(make.DEMO_DATA), 1500)
     except UserError as unreachable:

@@ -29,7 +29,7 @@ class Inputs(NamedTuple):
         return (self.codes if self.zero is None else self.codes - self.zero) * self.step
 
 
-class Factor(NamedTuple):
+class Matrix(NamedTuple):
     """What whole inputs are multiplied with: 8-bit codes (outputs, inputs), and of each row its scale, the code of zero
     where that is not 0, and the sum of its codes less that.
     """
@@ -74,15 +74,15 @@ def round_range(inputs: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return straight(inputs, made)
 
 
-def multiply(inputs: Inputs, factor: Factor, bias: Tensor | None) -> Tensor:
+def multiply(inputs: Inputs, matrix: Matrix, bias: Tensor | None) -> Tensor:
     """The product of whole numbers, made real at the end."""
     codes = inputs.codes.to(torch.int8).flatten(0, -2)
-    product = torch._int_mm(codes, factor.codes.t())
-    if factor.zero is not None:
-        product -= codes.sum(-1, keepdim=True, dtype=torch.int32) * factor.zero
+    product = torch._int_mm(codes, matrix.codes.t())
+    if matrix.zero is not None:
+        product -= codes.sum(-1, keepdim=True, dtype=torch.int32) * matrix.zero
     if inputs.zero is not None:
-        product -= inputs.zero.int() * factor.sums
-    real = product.view(*inputs.codes.shape[:-1], -1) * factor.scale
+        product -= inputs.zero.int() * matrix.sums
+    real = product.view(*inputs.codes.shape[:-1], -1) * matrix.scale
     return real.mul_(inputs.step) if bias is None else torch.addcmul(bias, real, inputs.step)
 
 

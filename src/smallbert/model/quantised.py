@@ -12,7 +12,7 @@ from torch.nn import functional
 from smallbert.model.anatomy import replace_module
 from smallbert.model.kept import Keeping
 from smallbert.model.packing import pack, packed_size, unpack
-from smallbert.model.products import MIDDLE, Factor, are_exact, code_range, code_tokens, multiply
+from smallbert.model.products import MIDDLE, Matrix, are_exact, code_range, code_tokens, multiply
 from smallbert.model.rounding import Grid, spread, straight, to_steps
 
 if TYPE_CHECKING:
@@ -74,16 +74,16 @@ class StoredLinear(Stored):
                 given = inputs.float() if factor is None else inputs.float() * factor
                 coded = code_range(given, *self.input_range) if fixed else code_tokens(given)
             if self._multiplies_whole(inputs):
-                return multiply(coded, self._keep("whole", torch.int8, self._factor), self.bias)
+                return multiply(coded, self._keep("whole", torch.int8, self._matrix), self.bias)
             made = coded.real() if factor is None else coded.real() / factor
             inputs = straight(inputs, made.to(inputs.dtype))
         weight = self._keep("real", inputs.dtype, lambda: self.real().to(inputs.dtype))
         return functional.linear(inputs, weight, self.bias)
 
-    def _factor(self) -> Factor:
+    def _matrix(self) -> Matrix:
         codes, scale, zero = self.whole()
         sums = codes.sum(1, dtype=torch.int32)
-        return Factor(codes, scale, zero, sums if zero is None else sums - self.in_features * zero)
+        return Matrix(codes, scale, zero, sums if zero is None else sums - self.in_features * zero)
 
     def _multiplies_whole(self, inputs: Tensor) -> bool:
         """Whether products are of whole numbers here: not in training, and where the machine has exact ones."""
