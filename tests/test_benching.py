@@ -105,6 +105,20 @@ def test_the_choice():
     assert choose(record, None) is None
 
 
+def test_what_is_doubted_is_the_choice():
+    record = made_up(base=(90.0, 1.0), quick=(89.6, 3.0), noisy=(89.9, 2.0), quickest=(80.0, 9.0))
+    for name, error in {"base": 0.0, "quick": 0.7, "noisy": 2.0, "quickest": 3.0}.items():
+        record["variants"][name]["drop_stderr"] = error
+    doubt = "5,000 examples cannot tell 0.5 points apart: what quick loses is known to ± 0.7; score on more."
+    assert choose(record, 0.5)["sentence"].endswith(doubt)
+    record["variants"]["quick"]["drop_stderr"] = 0.4
+    assert "cannot tell" not in choose(record, 0.5)["sentence"]
+    stays = choose(record, 0.0)  # since the fastest lost more, which may be chance
+    assert stays["name"] == "base" and "what quickest loses is known to ± 3.0" in stays["sentence"]
+    slow = made_up(base=(90.0, 1.0), slow=(80.0, 0.5))
+    assert "cannot tell" not in choose(slow, 0.01)["sentence"]  # nothing hangs on what it lost
+
+
 def test_too_few_examples_are_said():
     record = made_up(base=(90.0, 1.0), quick=(90.0, 3.0))
     for one, error in zip(record["variants"].values(), (0.0, 2.3), strict=True):
