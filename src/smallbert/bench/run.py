@@ -21,6 +21,8 @@ from smallbert.model.batch import Batch
 if TYPE_CHECKING:
     from smallbert.tasks import Task
 
+FACTS = ("runs", "precision", "exact", "bytes")  # of a variant, in the record
+
 
 def bench(
     variants: list[Variant],
@@ -44,7 +46,7 @@ def bench(
     say = say or (lambda *_: None)
     check_variants(variants, lengths, task)
     about: dict[str, dict[str, Any]] = {
-        one.name: {"runs": one.runs, "precision": one.precision, "bytes": one.bytes, "scores": None} for one in variants
+        one.name: {**{fact: getattr(one, fact) for fact in FACTS}, "scores": None} for one in variants
     }
     if task is not None:
         rows_of, said = task.split(split), [predict_variant(one, task, split, say) for one in variants]
