@@ -1,6 +1,7 @@
 """Timing models in turns, and choosing the fastest that holds the score."""
 
 import json
+import re
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -13,10 +14,12 @@ from smallbert.bench.run import bench, choose
 from smallbert.bench.variants import predict_variant, read_variant
 from smallbert.cli import main
 from smallbert.errors import UserError
+from smallbert.measuring.disk import measure_bytes
 from smallbert.measuring.evaluate import evaluate
 from smallbert.measuring.metrics import score
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import load_folder, save_folder
+from smallbert.onnxfile.exactness import INEXACT
 from smallbert.report.benching import bench_table
 
 TASK = toy_task()
@@ -55,6 +58,9 @@ def test_the_table_says_what_is_multiplied(folders):
     table, calls = bench_table(record), record["rows"][0]["repeats"]
     assert list(table.columns[1].cells) == ["torch", f"onnxruntime, {said}"]
     assert table.caption == f"p50, p95 and p99 are of {calls} timed calls a line."
+    assert "VNNI" not in bench_table(record).caption
+    record["variants"]["few"]["exact"] = False
+    assert bench_table(record).caption.splitlines() == [table.caption, INEXACT]
     assert ("onnxruntime" in record["versions"]) == (find_spec("onnxruntime") is not None)
 
 
@@ -105,6 +111,20 @@ def test_the_choice():
     assert choose(record, None) is None
 
 
+def test_what_is_doubted_is_the_choice():
+    record = made_up(base=(90.0, 1.0), quick=(89.6, 3.0), noisy=(89.9, 2.0), quickest=(80.0, 9.0))
+    for name, error in {"base": 0.0, "quick": 0.7, "noisy": 2.0, "quickest": 3.0}.items():
+        record["variants"][name]["drop_stderr"] = error
+    doubt = "5,000 examples cannot tell 0.5 points apart: what quick loses is known to ± 0.7; score on more."
+    assert choose(record, 0.5)["sentence"].endswith(doubt)
+    record["variants"]["quick"]["drop_stderr"] = 0.4
+    assert "cannot tell" not in choose(record, 0.5)["sentence"]
+    stays = choose(record, 0.0)  # since the fastest lost more, which may be chance
+    assert stays["name"] == "base" and "what quickest loses is known to ± 3.0" in stays["sentence"]
+    slow = made_up(base=(90.0, 1.0), slow=(80.0, 0.5))
+    assert "cannot tell" not in choose(slow, 0.01)["sentence"]  # nothing hangs on what it lost
+
+
 def test_too_few_examples_are_said():
     record = made_up(base=(90.0, 1.0), quick=(90.0, 3.0))
     for one, error in zip(record["variants"].values(), (0.0, 2.3), strict=True):
@@ -119,6 +139,7 @@ def test_too_few_examples_are_said():
 
 
 def write_facts(folder, **changes):
+    folder.mkdir(exist_ok=True)
     facts = {"inputs": ["input_ids"], "kind": "classify", "labels": ["bad", "good"], "length": 64, **changes}
     (folder / "export.json").write_text(json.dumps(facts))
 
@@ -135,6 +156,9 @@ def test_exports_are_taken_over_of_the_same_model_only(folders, tmp_path, monkey
     monkeypatch.setattr(variants, "read_variant", lambda path, name: name)
     for _ in range(2):
         assert variants.make_variants(folders / "deep", ["onnx"], tmp_path) == ["onnx"]
+    write_facts(tmp_path / "onnx-int8-calibrated", model=fingerprint(load_folder(folders / "deep")), calibrated="other")
+    with pytest.raises(UserError, match=r"calibrated holds an export .* or with ranges of other texts"):
+        variants.make_variants(folders / "deep", ["onnx-int8-calibrated"], tmp_path, task=TASK)
     (tmp_path / "onnx" / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"onnx holds an export of another model.*remove that folder, or give another"):
         variants.make_variants(folders / "flat", ["onnx"], tmp_path)
@@ -179,12 +203,47 @@ def test_what_is_asked_wrongly_is_said_before_any_work(folders, tmp_path, capsys
         "two models are called 'onnx'": (deep, str(tmp_path / "onnx"), "--variants", "onnx", *out),
         "at most 72 tokens": (deep, "--length", "73", "--variants", "onnx", *out),
         "given 'tflite'; write one or more of: onnx, onnx-int8": (deep, "--variants", "tflite"),
+        "finds ranges on training texts: give --task": (deep, "--variants", "onnx,onnx-int8-calibrated"),
         "--threads was given 100000; at most": (deep, "--threads", "1,100000"),
     }
     for sentence, words in wrong.items():
         assert main(["bench", *words]) == 2
         assert sentence in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("option", ["--batch", "--length", "--threads"])
+def test_an_example_of_numbers_is_taken(option, folders, capsys, monkeypatch):
+    monkeypatch.setattr("smallbert.bench.run._time", lambda variants, batch, length, threads, seconds: [])
+    assert main(["bench", str(folders / "deep"), option, "x"]) == 2
+    example = re.search(r"such as (\S+)", capsys.readouterr().err)[1]
+    assert main(["bench", str(folders / "deep"), option, example, "--json"]) == 0
+
+
+def test_sizes_are_those_of_cards(folders, tmp_path):
+    wanted = measure_bytes(folders / "deep")
+    assert read_variant(folders / "deep").bytes == wanted["total"] > wanted["weights"]
+    load_folder(folders / "deep").tokenizer.save_pretrained(tmp_path)
+    write_facts(tmp_path)
+    for name in ("model.onnx", "model.onnx.data", "README.md"):
+        (tmp_path / name).write_bytes(b"x" * 1000)
+    every = sum(file.stat().st_size for file in tmp_path.iterdir() if file.name != "README.md")
+    assert read_variant(tmp_path).bytes == every
+
+
+def test_ranges_are_found_on_the_task(folders, tmp_path, monkeypatch):
+    made = {}
+
+    def write(model, out, say, calibrate=None):
+        made[out.name] = calibrate
+        write_facts(out, model=fingerprint(load_folder(model)), calibrated=calibrate and calibrate.fingerprint)
+
+    monkeypatch.setattr(export, "export_int8", write)
+    monkeypatch.setattr(variants, "read_variant", lambda path, name: name)
+    names = ["onnx-int8", "onnx-int8-calibrated"]
+    for _ in range(2):  # the second time they are there
+        assert variants.make_variants(folders / "deep", names, tmp_path, task=TASK) == names
+    assert made == {"onnx-int8": None, "onnx-int8-calibrated": TASK}
 
 
 @pytest.mark.slow  # writes real graphs
@@ -202,7 +261,7 @@ def test_the_verb(folders, tmp_path, capsys):
         "bench",
         str(folders / "deep"),
         "--variants",
-        "onnx",
+        "onnx,onnx-int8-calibrated",
         "--length",
         "8",
         "--seconds",
@@ -215,12 +274,14 @@ def test_the_verb(folders, tmp_path, capsys):
     record = json.loads(capsys.readouterr().out)
     assert record == json.loads((tmp_path / "out" / "bench.json").read_text())
     scores = [one["scores"]["accuracy"]["value"] for one in record["variants"].values()]
-    assert (
-        scores[0] == scores[1] and record["choice"]["name"] == "onnx" and record["variants"]["onnx"]["runs"] != "torch"
-    )
+    assert scores[0] == scores[1] and record["choice"]["name"].startswith("onnx")
+    assert record["variants"]["onnx"]["runs"] != "torch"
+    about = json.loads((tmp_path / "out" / "onnx-int8-calibrated" / "export.json").read_text())
+    assert about["calibrated"] and about["precision"] == "int8"
+    assert about["bytes"] == record["variants"]["onnx-int8-calibrated"]["bytes"]
     assert (tmp_path / "out" / "bench.png").stat().st_size > 5000
     assert main(words[:-2]) == 0  # another temporary export
     out = capsys.readouterr().out
-    assert "p99 ms" in out and "onnx is the fastest that holds accuracy" in out
+    assert "p99 ms" in out and "is the fastest that holds accuracy" in out
     assert main(["bench", str(folders / "deep"), "--max-drop", "1"]) == 2
     assert "give --task" in capsys.readouterr().err

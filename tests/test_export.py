@@ -20,6 +20,7 @@ import onnx
 from smallbert.data import longest_input
 from smallbert.errors import RunError, UserError
 from smallbert.export import export_hugging_face, export_int8, export_onnx, make_int8, write_onnx
+from smallbert.measuring.disk import measure_bytes
 from smallbert.model.folders import load_folder, probe_batch, save_folder
 from smallbert.model.quantised import stored_parts
 from smallbert.model.zeros import sparse_linears
@@ -433,6 +434,8 @@ def test_the_snippet_runs_without_torch(folder, tmp_path):
         rows = Plain(encoder)(encoded["input_ids"], encoded["attention_mask"]).argmax(-1)
     assert ran.stdout.strip() == str([encoder.head.labels[row] for row in rows]), ran.stderr
     about = json.loads((tmp_path / "out" / "export.json").read_text())
+    needed = [file for file in (tmp_path / "out").iterdir() if file.name != "README.md"]
+    assert about["bytes"] == sum(file.stat().st_size for file in needed)  # as cards count them
     assert about["checked"] >= 64 and about["kind"] == "classify" and about["labels"] == ["bad", "good"]
 
 
@@ -441,7 +444,7 @@ def test_a_plain_folder_is_compared_by_transformers_own_forward(tmp_path, monkey
     found = export_hugging_face(tmp_path / "model", tmp_path / "plain", task=TASK)
     assert found["checked"] >= 64 + 24 and found["difference"] < 1e-5 and found["same"] == 1
     assert "config.json" in found["files"] and "encoder.json" not in found["files"]
-    assert found["bytes"] == (tmp_path / "plain" / "model.safetensors").stat().st_size
+    assert found["bytes"] == measure_bytes(tmp_path / "plain")["total"]
     page = (tmp_path / "plain" / "README.md").read_text(encoding="utf-8")
     assert f"on {found['checked']} texts" in page
     monkeypatch.chdir(tmp_path / "plain")
@@ -455,6 +458,26 @@ def test_a_plain_folder_is_compared_by_transformers_own_forward(tmp_path, monkey
         export_hugging_face(tmp_path / "model", tmp_path / "other")
     assert not (tmp_path / "other").exists()
     export_hugging_face(tmp_path / "model", tmp_path / "other", max_difference=0.1)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "part"),
+    {
+        "quantize(8)": "weights in few bits",
+        "mix_layers": "a mixture of layers",
+        "mix_layers | quantize(8)": "weights in few bits and a mixture of layers",
+        "connect_layers": "connections between layers",
+        "stride": "joined tokens",
+        "lstm(width=6, layers=1, inner=8)": "an LSTM for layers",
+        "pool_layers": "a head that reads all layers",
+        "head(pool='mean')": "a head that reads the mean of all tokens",
+    }.items(),
+)
+def test_what_transformers_does_not_know_is_named(recipe, part, tmp_path):
+    save_folder(run(f"head | {recipe}", small(layers=1), TASK).encoder, tmp_path / "model")
+    with pytest.raises(UserError, match=f"model has {part}, which transformers does not know, so it cannot"):
+        export_hugging_face(tmp_path / "model", tmp_path / "plain")
+    assert not (tmp_path / "plain").exists()
 
 
 @slow

@@ -25,9 +25,13 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
+from smallbert.bench.run import bench  # noqa: E402
+from smallbert.bench.variants import read_variant  # noqa: E402
 from smallbert.cli import main  # noqa: E402
 from smallbert.errors import UserError  # noqa: E402
 from smallbert.model.folders import save_folder  # noqa: E402
+from smallbert.onnxfile import exactness  # noqa: E402
+from smallbert.onnxfile.exactness import INEXACT  # noqa: E402
 from smallbert.serving.app import Limits, make_app  # noqa: E402
 from smallbert.serving.batching import Batcher  # noqa: E402
 from smallbert.serving.loading import load_model  # noqa: E402
@@ -506,7 +510,10 @@ def test_a_real_process(exports):
             broken.sendall(b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
         with socket.create_connection(("127.0.0.1", port)) as broken:
             broken.sendall(b"nonsense\r\n\r\n")
-            assert b" 400 " in broken.recv(1000)
+            answer = http.client.HTTPResponse(broken)
+            answer.begin()
+            assert answer.status == 400 and answer.headers["content-type"] == "application/json"
+            assert "no HTTP request" in json.loads(answer.read())["error"]
         taken = subprocess.run(
             [sys.executable, "-m", "smallbert", "serve", str(exports()), "--port", str(port)],
             capture_output=True,
@@ -592,6 +599,51 @@ def test_what_cannot_be_served_is_said(exports, tmp_path, capsys, monkeypatch):
     assert "serving needs uvicorn; run: pip install" in refused(capsys, exports())
 
 
+def test_products_that_are_not_exact_are_said(tmp_path, capsys, monkeypatch):
+    """The largest numbers tell it: a CPU without VNNI adds up pairs of them in 16 bits."""
+    monkeypatch.setattr("onnxruntime.InferenceSession", Saturating)
+    exactness.are_exact.cache_clear()
+    assert not exactness.are_exact() and not exactness.is_exact("int8 products of 4- to 8-bit weights")
+    assert exactness.is_exact("float32 products of 8-bit weights") and exactness.is_exact(None)
+    monkeypatch.undo()
+    for made, exact in (("float", True), ("whole", False)):
+        folder = toy_export(tmp_path / made)
+        if made == "whole":
+            about = json.loads((folder / "export.json").read_text())
+            (folder / "export.json").write_text(json.dumps(about | {"precision": "int8"}))
+        asked = talk(load_model(folder), lambda client: client.get("/"))
+        assert asked.json()["exact"] == exact
+        monkeypatch.setattr("smallbert.serving.run.run_app", lambda app, bound, drain, when_ready: when_ready("URL"))
+        assert main(["serve", str(folder), "--port", "0"]) == 0
+        told = capsys.readouterr().out
+        assert told == f"Serving {folder} (classify) on URL; stop it with Ctrl-C{'' if exact else f'. {INEXACT}'}\n"
+    exactness.are_exact.cache_clear()
+
+
+class Saturating:
+    """Multiplies as CPUs without VNNI do."""
+
+    def __init__(self, file, providers):
+        assert file == exactness.PRODUCT
+
+    def run(self, names, given):
+        pairs = given["a"].astype(int).reshape(64, 128, 2), given["b"].astype(int).reshape(128, 2, 64)
+        return [np.clip(np.einsum("mkp,kpn->mkn", *pairs), -(2**15), 2**15 - 1).sum(1).astype(np.int32)]
+
+
+def test_the_file_that_asks_the_cpu():
+    """It is what onnx writes, and runs with the onnxruntime of every day."""
+    kinds = {"a": onnx.TensorProto.UINT8, "b": onnx.TensorProto.INT8, "y": onnx.TensorProto.INT32}
+    values = [onnx.helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()]
+    node = onnx.helper.make_node("MatMulInteger", ["a", "b"], ["y"])
+    graph = onnx.helper.make_graph([node], "g", values[:2], values[2:])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 10)], ir_version=8)
+    assert model.SerializeToString() == exactness.PRODUCT
+    exactness.are_exact.cache_clear()
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    assert exactness.are_exact() or "vnni" not in flags
+
+
 def test_broken_exports_are_said(tmp_path):
     breaks = {
         "no head": {"export.json": {"kind": None}},
@@ -614,6 +666,9 @@ def test_broken_exports_are_said(tmp_path):
             (folder / name).unlink() if change is None else (folder / name).write_text(change)
         with pytest.raises(UserError, match=re.escape(sentence)):
             load_model(folder)
+        if "promises" in sentence or "not run" in sentence:  # what is timed is checked as what is served
+            with pytest.raises(UserError, match=re.escape(sentence)):
+                bench([read_variant(folder)], lengths=[8], seconds=0)
     with pytest.raises(UserError, match="too short to answer"):
         load_model(toy_export(tmp_path / "short", "answer"), length=10)
 
@@ -621,5 +676,8 @@ def test_broken_exports_are_said(tmp_path):
 def test_serving_imports_no_torch():
     modules = "app batching kinds loading metrics model requests run".split()
     code = f"import sys, {', '.join(f'smallbert.serving.{one}' for one in modules)}; import smallbert.cli.serving;"
-    code += "print([name for name in ('torch', 'transformers', 'sklearn', 'matplotlib') if name in sys.modules])"
+    code += "from smallbert.onnxfile.exactness import are_exact; are_exact();"
+    code += (
+        "print([name for name in ('torch', 'onnx', 'transformers', 'sklearn', 'matplotlib') if name in sys.modules])"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

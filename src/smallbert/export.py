@@ -12,9 +12,13 @@ from torch import nn
 from smallbert.data import longest_input
 from smallbert.errors import UserError
 from smallbert.files import write_folder, write_json, write_text
-from smallbert.model.encoder import HEAD, Encoder, fingerprint
+from smallbert.measuring.disk import export_bytes, measure_bytes
+from smallbert.model.encoder import HEAD, PLAIN, Encoder, fingerprint
 from smallbert.model.folders import load_folder, save_folder
+from smallbert.model.heads import Head
+from smallbert.model.pooling import Pooler
 from smallbert.model.quantised import StoredLinear, stored_parts, with_real_weights
+from smallbert.model.words import WORDS
 from smallbert.model.zeros import sparse_linears, with_plain_linears
 from smallbert.progress import saying
 
@@ -40,8 +44,8 @@ def export_hugging_face(
         inner = aside / "model"
         if save_folder(encoder, inner) != "huggingface":
             raise UserError(
-                f"{folder} has no shape that transformers knows (a mixture of layers, 8-bit weights, another head), so "
-                "it cannot be a plain Hugging Face folder; load it with smallbert, or write --to onnx"
+                f"{folder} has {_unknown_parts(encoder)}, which transformers does not know, so it cannot be a plain "
+                "Hugging Face folder; load it with smallbert, or write --to onnx"
             )
         for file in inner.iterdir():
             if file.name != "encoder.json":
@@ -49,12 +53,31 @@ def export_hugging_face(
         shutil.rmtree(inner)
         found = compare(encoder, open_hugging_face(encoder, aside), varied_batches(encoder, task), say)
         must_agree(found, EXACT, max_difference)
-        size = sum(file.stat().st_size for file in aside.glob("*.safetensors"))
+        size = measure_bytes(aside)["total"]
         kind = encoder.head.kind if HEAD in encoder.heads else None
         page = make_plain_readme({"bytes": size, **found}, kind, Path(folder).resolve().name)
         write_text(aside / "README.md", page)
     files = sorted(file.name for file in Path(out).iterdir())
     return {"folder": str(out), "files": files, "bytes": size, "precision": "float32", **found, "notes": []}
+
+
+def _unknown_parts(encoder: Encoder) -> str:
+    """What of an encoder a plain Hugging Face folder has no place for."""
+    head = encoder.head if HEAD in encoder.heads else None
+    parts = {
+        "weights in few bits": stored_parts(encoder),
+        "an LSTM for layers": encoder.family == "bilstm",
+        "a mixture of layers": encoder.mixture is not None,
+        "connections between layers": encoder.connections is not None,
+        "joined tokens": encoder.stride is not None,
+        "a head that reads all layers": isinstance(head, Pooler),
+        "a plain head beside it": PLAIN in encoder.heads,
+        "a head for hidden words": WORDS in encoder.heads,
+        "a head that reads the mean of all tokens": isinstance(head, Head)
+        and head.pool == "mean"
+        and encoder.family != "modernbert",
+    }
+    return " and ".join(name for name, has in parts.items() if has) or "a shape of its own"
 
 
 def export_onnx(
@@ -93,8 +116,8 @@ def export_int8(
     encoder = load_folder(folder)
     if calibrate is not None and _learned_ranges(encoder):
         raise UserError(
-            "--calibrate was given, and the inputs of this model have fixed ranges already, those it was made with; "
-            "leave --calibrate out, or start from the model before that"
+            "the inputs of this model have fixed ranges already, those it was made with, so there are none to find; "
+            "write onnx-int8 without calibrating, or start from the model before that"
         )
     small = encoder if _is_int8(encoder) else make_int8(encoder, calibrate)
     if small is encoder and calibrate is not None:
@@ -102,7 +125,7 @@ def export_int8(
         from smallbert.training.calibrate import draw_texts
 
         small = fix_ranges(encoder, draw_texts(encoder, calibrate, TEXTS, 0, "--calibrate"))
-    return _export(encoder, small, Path(folder).name, out, task, max_difference, say)
+    return _export(encoder, small, Path(folder).name, out, task, max_difference, say, calibrate)
 
 
 def make_int8(encoder: Encoder, calibrate: Task | None = None) -> Encoder:
@@ -168,6 +191,7 @@ def _export(
     task: Task | None,
     limit: float | None,
     say: Any,
+    calibrate: Task | None = None,
 ) -> dict[str, Any]:
     from smallbert.onnxfile.check import EXACT, OWN, ROUNDED
     from smallbert.onnxfile.readme import make_readme
@@ -194,13 +218,21 @@ def _export(
             "kind": head and head.kind,
             "model": fingerprint(encoder),
             "precision": arithmetic(small),
-            "bytes": sum(file.stat().st_size for file in aside.glob("model.onnx*")),
+            "calibrated": calibrate and calibrate.fingerprint,
             **found,
             "notes": notes,
         }
-        write_json(aside / "export.json", about)
+        about = _describe(about, aside)
         write_text(aside / "README.md", make_readme(about, title))
     return {"folder": str(out), **about}
+
+
+def _describe(about: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Write export.json, which is one of the files whose bytes it gives: the third time it knows its own length."""
+    for _ in range(3):
+        about = about | {"bytes": export_bytes(folder)}
+        write_json(folder / "export.json", about)
+    return about
 
 
 def write_onnx(encoder: Encoder, path: Path) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from smallbert.errors import UserError
 
@@ -26,6 +28,7 @@ class Exported:
     length: int | None  # the most tokens it takes
     model: str | None  # the fingerprint of what was exported
     precision: str | None  # what it multiplies
+    calibrated: str | None  # the fingerprint of the task whose texts its ranges were found on
 
     @property
     def outputs(self) -> int:
@@ -46,11 +49,21 @@ def read_exported(folder: Path) -> Exported:
         "length": found["length"] is None or (type(found["length"]) is int and found["length"] > 0),
         "model": isinstance(found.get("model"), str | None),
         "precision": isinstance(found.get("precision"), str | None),
+        "calibrated": isinstance(found.get("calibrated"), str | None),
     }
     if wrong := [name for name, is_right in right.items() if not is_right]:
         raise UserError(f'{path} says something impossible as "{wrong[0]}": {str(found[wrong[0]])[:60]!r}; {AGAIN}')
     facts: dict[str, Any] = {name: found.get(name) for name in right}
     return Exported(**facts)
+
+
+def check_scores(folder: Path, about: Exported, scores: Sequence[np.ndarray]) -> None:
+    """Refuse an export that gives other scores than its export.json promises; one without a head promises none."""
+    count = scores[0].shape[-1]
+    fits = about.kind is None or count == about.outputs
+    if not fits or not all(np.isfinite(one).all() for one in scores):
+        found = "scores that are no numbers" if fits else f"{count} scores"
+        raise UserError(f"{folder} gives {found} where its {FILE} promises {about.outputs}; {AGAIN}")
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,20 +15,22 @@ from torch import Tensor
 from smallbert.answering import check_head, order_labels
 from smallbert.data import longest_input, tokenise
 from smallbert.errors import UserError
-from smallbert.exported import FILE, INPUTS, read_exported, told_of
-from smallbert.measuring.cost import measure_bytes
+from smallbert.exported import FILE, INPUTS, check_scores, read_exported, told_of
+from smallbert.measuring.disk import export_bytes, measure_bytes
 from smallbert.measuring.evaluate import predict
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder, fingerprint
 from smallbert.model.folders import load_folder
 from smallbert.model.modelfiles import load_tokenizer
 from smallbert.onnxfile.check import open_session
+from smallbert.onnxfile.exactness import is_exact
 from smallbert.sources import find_model
 
 if TYPE_CHECKING:
     from smallbert.tasks import Task
 
-EXPORTS = ("onnx", "onnx-int8")
+CALIBRATED = "onnx-int8-calibrated"
+EXPORTS = ("onnx", "onnx-int8", CALIBRATED)
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Variant:
 
     name: str
     runs: str  # torch or onnxruntime
-    bytes: int
+    bytes: int  # of all that running it needs, as on cards
     length: int  # the most tokens it can take
     words: int  # the size of its vocabulary
     tokenizer: Any
@@ -45,6 +48,7 @@ class Variant:
     outputs: int
     labels: list[str]
     precision: str | None = None  # what an ONNX file multiplies
+    exact: bool = True  # whether this CPU does that without losing any of it
 
 
 def read_variant(folder: Path | str, name: str | None = None) -> Variant:
@@ -53,7 +57,7 @@ def read_variant(folder: Path | str, name: str | None = None) -> Variant:
     if (folder / FILE).is_file():
         return _read_onnx(folder, name or folder.name)
     folder = find_model(str(folder))
-    return _from_encoder(load_folder(folder), name or folder.name, measure_bytes(folder)["weights"])
+    return _from_encoder(load_folder(folder), name or folder.name, measure_bytes(folder)["total"])
 
 
 def _from_encoder(encoder: Encoder, name: str, size: int) -> Variant:
@@ -65,7 +69,7 @@ def _from_encoder(encoder: Encoder, name: str, size: int) -> Variant:
 
 def _read_onnx(folder: Path, name: str) -> Variant:
     about, path = read_exported(folder), folder / "model.onnx"
-    tokenizer, size = load_tokenizer(folder), sum(file.stat().st_size for file in folder.glob("model.onnx*"))
+    tokenizer, size = load_tokenizer(folder), export_bytes(folder)
     if about.length is None or not path.is_file():
         raise UserError(
             f"{folder} is no whole ONNX export; write it again: smallbert export MODEL --to onnx --out FOLDER"
@@ -82,35 +86,42 @@ def _read_onnx(folder: Path, name: str) -> Variant:
 
         with told_of(folder, "does not run"):
             ids = torch.ones(1, 1, dtype=torch.long)
-            call(Batch(ids, torch.zeros_like(ids), torch.zeros_like(ids), size=1, longest=1))
+            scores = call(Batch(ids, torch.zeros_like(ids), torch.zeros_like(ids), size=1, longest=1))
+        check_scores(folder, about, [scores.numpy()])
         return call
 
     words = len(tokenizer) if tokenizer is not None else 100
-    facts = (about.kind, about.outputs, about.labels, about.precision)
+    facts = (about.kind, about.outputs, about.labels, about.precision, is_exact(about.precision))
     return Variant(name, "onnxruntime", size, about.length, words, tokenizer, open_one, *facts)
 
 
-def read_names(text: str) -> list[str]:
-    """Names of exports with commas between them, each of them known."""
+def read_names(text: str, with_task: bool = True) -> list[str]:
+    """Names of exports with commas between them, each of them known and such as can be made with or without a task."""
     names = [name.strip() for name in text.split(",")]
     if unknown := [name for name in names if name not in EXPORTS]:
         raise UserError(f"--variants was given {unknown[0]!r}; write one or more of: {', '.join(EXPORTS)}")
+    if CALIBRATED in names and not with_task:
+        raise UserError(f"--variants {CALIBRATED} finds ranges on training texts: give --task, such as --task sst2")
     return names
 
 
-def make_variants(folder: Path | str, names: list[str], into: Path, say: Any = None) -> list[Variant]:
-    """Exports of a model, made now, or earlier of the very same model."""
+def make_variants(
+    folder: Path | str, names: list[str], into: Path, say: Any = None, task: Task | None = None
+) -> list[Variant]:
+    """Exports of a model, made now, or earlier of the very same model; ranges are found on texts of the task."""
     from smallbert.export import export_int8, export_onnx
 
-    makers = dict(zip(EXPORTS, (export_onnx, export_int8), strict=True))
+    writers = (export_onnx, export_int8, partial(export_int8, calibrate=task))
+    makers: dict[str, Callable[..., Any]] = dict(zip(EXPORTS, writers, strict=True))
     model = find_model(str(folder))
     mark = fingerprint(load_folder(model))
     there = [name for name in names if (into / name / FILE).is_file()]
     for name in there:
-        if read_exported(into / name).model != mark:
+        about, texts = read_exported(into / name), task.fingerprint if task and name == CALIBRATED else None
+        if (about.model, about.calibrated) != (mark, texts):
             raise UserError(
-                f"{into / name} holds an export of another model, or of {model.name} before it was trained on; remove "
-                "that folder, or give another --out"
+                f"{into / name} holds an export of another model, or of {model.name} before it was trained on, or with "
+                "ranges of other texts; remove that folder, or give another --out"
             )
     for name in names:
         if name not in there:

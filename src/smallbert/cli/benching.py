@@ -20,7 +20,8 @@ LEAST_THREADS = 256  # may be asked for on any machine; many thousands end the p
 def bench(
     folders: Annotated[list[str], typer.Argument(help="Models: ours, Hugging Face's, or ONNX exports.")],
     variants: Annotated[
-        str | None, typer.Option("--variants", help="Exports of the first to try too: onnx,onnx-int8.")
+        str | None,
+        typer.Option("--variants", help="Exports of the first to try too: onnx,onnx-int8,onnx-int8-calibrated."),
     ] = None,
     batch: Annotated[str, typer.Option("--batch", help="Texts at once; several with commas.")] = "1",
     length: Annotated[str, typer.Option("--length", help="Tokens a text; several with commas.")] = "32",
@@ -67,7 +68,7 @@ def bench(
         from smallbert.bench.variants import make_variants, read_names, read_variant
         from smallbert.report.benching import bench_table, draw_bench
 
-        exports, read = read_names(variants) if variants else [], None
+        exports, read = read_names(variants, task is not None) if variants else [], None
         if task is not None:
             read = make.task_from(task, data, None, say.line, text=text, pair=pair, label=label, kind=kind)
             read.split(split)
@@ -75,7 +76,7 @@ def bench(
         check_variants(models, settings["lengths"], read, exports)
         if exports:
             into = Path(out) if out else Path(stack.enter_context(TemporaryDirectory()))
-            models += make_variants(folders[0], exports, into, say)
+            models += make_variants(folders[0], exports, into, say, read)
         record = run_bench(models, **settings, seconds=seconds, task=read, split=split, max_drop=max_drop, say=say)
         if out:
             write_json(Path(out) / "bench.json", record)

@@ -163,7 +163,7 @@ _ESTIMATES = {
     "preset": "preset",
     "layers": "layers",
     "parameters": "parameters",
-    "weight_bytes": "bytes",
+    "weight_bytes": "bytes of weights",
     "why": "why not",
 }
 

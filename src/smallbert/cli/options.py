@@ -55,4 +55,4 @@ def read_numbers(text: str, option: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"{option} was given {text!r}; write whole numbers with commas, such as 0,1,2") from None
+        raise UserError(f"{option} was given {text!r}; write whole numbers with commas, such as 1,2") from None

@@ -47,6 +47,7 @@ def serve(
     with run.bind(host, port) as bound:
         with progress() as say:
             say("starting")
+            from smallbert.onnxfile.exactness import INEXACT
             from smallbert.serving.app import Limits, make_app
             from smallbert.serving.loading import load_model
 
@@ -59,7 +60,8 @@ def serve(
             if json:
                 print_json({"url": url, **model.facts()})
             else:
-                say.show(f"Serving {folder} ({model.kind}) on {url}; stop it with Ctrl-C")
+                doubt = "" if model.exact else f". {INEXACT}"
+                say.show(f"Serving {folder} ({model.kind}) on {url}; stop it with Ctrl-C{doubt}")
             sys.stdout.flush()
 
         run.run_app(make_app(model, limits), bound, drain, when_ready)

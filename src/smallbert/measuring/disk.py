@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ NEEDED = (
     "spm.model",
     "sentencepiece.bpe.model",
 )
+EXPORTED = (*NEEDED, "model.onnx*", "export.json")
 
 
 def measure_bytes(folder: Path | str) -> dict[str, int]:
@@ -41,7 +42,7 @@ def measure_bytes(folder: Path | str) -> dict[str, int]:
     "encoder" is the backbone without its embeddings; file headers and a mixture of layers are "other".
     """
     folder = Path(folder)
-    files = {path for pattern in NEEDED for path in folder.glob(pattern) if path.is_file()}
+    files = _matching(folder, NEEDED)
     weights = sorted(path for path in files if path.suffix == ".safetensors")
     if not weights:
         raise UserError(f"{folder} holds no weights; a model folder has a file model.safetensors")
@@ -51,9 +52,14 @@ def measure_bytes(folder: Path | str) -> dict[str, int]:
     parts, part_of = dict.fromkeys(PARTS, 0), _sorter(folder, list(sizes))
     for name, size in sizes.items():
         parts[part_of(name)] += size
-    whole = sum(path.stat().st_size for path in weights)
+    whole = _size(weights)
     parts["other"] += whole - sum(parts.values())
-    return {"total": sum(path.stat().st_size for path in files), "weights": whole, **parts}
+    return {"total": _size(files), "weights": whole, **parts}
+
+
+def export_bytes(folder: Path | str) -> int:
+    """The same of an ONNX export: the file, what it says about itself, the tokenizer."""
+    return _size(_matching(Path(folder), EXPORTED))
 
 
 def bytes_beside_weights(encoder: Encoder) -> int:
@@ -63,7 +69,7 @@ def bytes_beside_weights(encoder: Encoder) -> int:
         if encoder.tokenizer is not None:
             save_tokenizer(encoder, folder)
         describe(encoder, folder, "smallbert")
-        return sum({path: path.stat().st_size for pattern in NEEDED for path in folder.glob(pattern)}.values())
+        return _size(_matching(folder, NEEDED))
 
 
 def tensor_bytes(path: Path) -> dict[str, int]:
@@ -73,6 +79,14 @@ def tensor_bytes(path: Path) -> dict[str, int]:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     places = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
     return {name: stop - start for name, (start, stop) in places.items()}
+
+
+def _matching(folder: Path, patterns: Iterable[str]) -> set[Path]:
+    return {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+
+
+def _size(files: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in files)
 
 
 def _sorter(folder: Path, names: list[str]) -> Callable[[str], str]:

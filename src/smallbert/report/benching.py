@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from smallbert.onnxfile.exactness import INEXACT
 from smallbert.report.figure import COLOURS, font_name, new_figure, strip_frame, to_png
 
 HEADINGS = (
@@ -18,7 +19,7 @@ def bench_table(record: dict[str, Any]) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=_caption(record["rows"]), caption_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=_caption(record), caption_justify="left")
     scored = record["headline"] is not None
     headings = [name for name in HEADINGS if name != "score" or scored]
     for name in headings:
@@ -35,10 +36,11 @@ def bench_table(record: dict[str, Any]) -> Any:
     return table
 
 
-def _caption(rows: list[dict[str, Any]]) -> str:
-    """Of how many calls the percentiles are; of few, p99 is next to the slowest one."""
-    few, many = (choose(row["repeats"] for row in rows) for choose in (min, max))
-    return f"p50, p95 and p99 are of {few:,}{'' if few == many else f' to {many:,}'} timed calls a line."
+def _caption(record: dict[str, Any]) -> str:
+    """Of how many calls the percentiles are (of few, p99 is next to the slowest one), and which scores to mistrust."""
+    few, many = (choose(row["repeats"] for row in record["rows"]) for choose in (min, max))
+    calls = f"p50, p95 and p99 are of {few:,}{'' if few == many else f' to {many:,}'} timed calls a line."
+    return calls if all(one["exact"] for one in record["variants"].values()) else f"{calls}\n{INEXACT}"
 
 
 def draw_bench(record: dict[str, Any], path: Path | str) -> None:

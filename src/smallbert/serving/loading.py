@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from smallbert.errors import UserError
-from smallbert.exported import FILE, read_exported, read_object, told_of
+from smallbert.exported import FILE, Exported, check_scores, read_exported, read_object, told_of
+from smallbert.onnxfile.exactness import is_exact
 from smallbert.serving.kinds import set_up
 from smallbert.serving.model import Model, Piece
 
@@ -39,9 +39,9 @@ def load_model(folder: Path, threads: int = 1, length: int | None = None, unansw
     pad = whole.token_to_id(pad["content"] if isinstance(pad, dict) else pad) if pad else 0
     session = _open_session(folder / "model.onnx", threads)
     facts = (folder.resolve().name, about.kind, about.labels, most, about.inputs)
-    model = Model(*facts, pad or 0, cutting, whole, session, unanswerable)
+    model = Model(*facts, pad or 0, cutting, whole, session, unanswerable, is_exact(about.precision))
     set_up(model, settings.get("truncation_side", "right"))
-    _try_out(model, folder, about.outputs)
+    _try_out(model, folder, about)
     return model
 
 
@@ -59,13 +59,11 @@ def _open_session(path: Path, threads: int) -> Any:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def _try_out(model: Model, folder: Path, wanted: int) -> None:
+def _try_out(model: Model, folder: Path, about: Exported) -> None:
     token = model.whole.encode("a").ids[:1] or [0]
     with told_of(folder, "does not run"):
         scores = model.score([Piece(token, [0]), Piece(token * 2, [0, 0])])
-    if scores[0].shape[-1] != wanted or not all(np.isfinite(one).all() for one in scores):
-        found = f"{scores[0].shape[-1]} scores" if scores[0].shape[-1] != wanted else "scores that are no numbers"
-        raise UserError(f"{folder} gives {found} where its export.json promises {wanted}; export the model again")
+    check_scores(folder, about, scores)
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:

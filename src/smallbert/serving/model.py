@@ -31,6 +31,7 @@ class Model:
     whole: Tokenizer  # cuts nothing
     session: Any
     unanswerable: bool = False  # whether a question may have no answer in its context
+    exact: bool = True  # whether this CPU multiplies its numbers without losing any
 
     def score(self, pieces: list[Piece]) -> list[np.ndarray]:
         """Run some pieces as one padded batch; each gets the scores of its own tokens, or of itself as a whole.
@@ -52,4 +53,5 @@ class Model:
 
     def facts(self) -> dict[str, Any]:
         """What a user of the model wants to know of it."""
-        return {"model": self.name, "kind": self.kind, "labels": self.labels, "length": self.length}
+        facts = {"model": self.name, "kind": self.kind, "labels": self.labels, "length": self.length}
+        return {**facts, "exact": self.exact}

@@ -72,8 +72,10 @@ def interrupt_on_terminate() -> None:
 def run_app(app: Any, bound: socket.socket, drain: int, when_ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT, then finish what is under way, for at most `drain` seconds."""
     import uvicorn
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     settings: dict[str, Any] = {"log_level": "error", "access_log": False, "ws": "none", "server_header": False}
+    settings["http"] = type("Protocol", (AutoHTTPProtocol,), {"send_400_response": _refuse})
     server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=drain, backlog=BACKLOG, **settings))
 
     def stop(*_: Any) -> None:
@@ -87,6 +89,14 @@ def run_app(app: Any, bound: socket.socket, drain: int, when_ready: Callable[[st
     host, port = bound.getsockname()[:2]
     when_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
     server.run(sockets=[bound])
+
+
+def _refuse(protocol: Any, why: str) -> None:
+    """What is no HTTP gets a sentence in JSON, as all that is wrong does; uvicorn's own would be plain text."""
+    body = json.dumps({"error": "this is no HTTP request that can be read; send one such as POST /predict"}).encode()
+    head = "HTTP/1.1 400 Bad Request", "content-type: application/json", f"content-length: {len(body)}"
+    protocol.transport.write("\r\n".join((*head, "connection: close", "", "")).encode() + body)
+    protocol.transport.close()
 
 
 def usable_threads() -> int:
