@@ -92,6 +92,7 @@ def test_whole_numbers_are_parameters_and_a_quarter_of_the_bytes(tmp_path, activ
     assert all(a[name] == b[name] for name in ("total", "non_embedding", "encoder"))
     save_folder(plain, tmp_path / "plain"), save_folder(whole, tmp_path / "whole")
     assert 3.0 < measure_bytes(tmp_path / "plain")["weights"] / measure_bytes(tmp_path / "whole")["weights"] < 4.0
+    are_exact.cache_clear()  # the first to ask does so by products of its own
     assert count_macs(plain, 24) == count_macs(whole, 24)
 
 

@@ -21,6 +21,7 @@ from smallbert.model.anatomy import anatomy, layers, linears
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder
 from smallbert.model.folders import probe_batch
+from smallbert.model.products import are_exact
 from smallbert.model.quantised import packed_parts, stored_parts
 from smallbert.model.zeros import sparse_linears
 
@@ -120,6 +121,7 @@ def count_macs(encoder: Encoder, length: int, batch: int = 1) -> int:
 
     BERT with L layers of width H and inner width F, T tokens:  L * (4 * T*H*H + 2 * T*H*F + 2 * T*T*H), and the head
     """
+    are_exact()  # asked once by products of its own, which are not to be counted
     # The counter follows modules by hooks on what they are given, which break on inference tensors, and on parts of
     # parameters that could have a gradient but have none: so nothing may want one meanwhile.
     with _ready(encoder) as ready, _no_gradients(ready), torch.no_grad():
