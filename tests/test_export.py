@@ -452,18 +452,3 @@ def test_a_plain_folder_is_compared_by_transformers_own_forward(tmp_path, monkey
         export_hugging_face(tmp_path / "model", tmp_path / "other")
     assert not (tmp_path / "other").exists()
     export_hugging_face(tmp_path / "model", tmp_path / "other", max_difference=0.1)
-
-
-@slow
-@pytest.mark.parametrize("kind", ["regress", "tag", "answer"])
-def test_snippets_of_other_kinds_run(kind, tmp_path, monkeypatch, capsys):
-    task = toy_task(kind)
-    save_folder(run("head", small(layers=1), task).encoder, tmp_path / "model")
-    export_onnx(tmp_path / "model", tmp_path / "onnx")
-    export_hugging_face(tmp_path / "model", tmp_path / "plain")
-    for folder in ("onnx", "plain"):
-        snippet = re.search(r"```python\n(.*?)```", (tmp_path / folder / "README.md").read_text(), re.DOTALL)[1]
-        monkeypatch.chdir(tmp_path / folder)
-        capsys.readouterr()
-        exec(snippet, {})
-        assert capsys.readouterr().out.strip() not in ("", "[]")

@@ -51,7 +51,8 @@ def export_hugging_face(
         must_agree(found, EXACT, max_difference)
         size = sum(file.stat().st_size for file in aside.glob("*.safetensors"))
         kind = encoder.head.kind if HEAD in encoder.heads else None
-        page = make_plain_readme({"bytes": size, **found}, kind, Path(folder).resolve().name)
+        about = {"bytes": size, "length": longest_input(encoder), **found}
+        page = make_plain_readme(about, kind, Path(folder).resolve().name)
         write_text(aside / "README.md", page)
     files = sorted(file.name for file in Path(out).iterdir())
     return {"folder": str(out), "files": files, "bytes": size, "precision": "float32", **found, "notes": []}
