@@ -204,8 +204,11 @@ def _export(
     return {"folder": str(out), **about}
 
 
-def write_onnx(encoder: Encoder, path: Path) -> list[str]:
-    """Write the file; gives what there is to say about it."""
+def write_onnx(encoder: Encoder, path: Path, first_only: bool = True) -> list[str]:
+    """Write the file; gives what there is to say about it.
+
+    Where a head reads the first token alone, the last layer computes that one alone, unless `first_only` is False.
+    """
     import onnx
 
     from smallbert.onnxfile.narrow import avoid_slow_fusions, narrow
@@ -226,7 +229,8 @@ def write_onnx(encoder: Encoder, path: Path) -> list[str]:
     plain = with_real_weights(encoder.copy())
     known = tell_apart(plain, parts)
     model = trace(plain)
-    narrow(model)
+    if first_only:
+        narrow(model)
     if parts:
         kept = keep_few_bits(model, known)
         more = any(file_bits(part) > bits_of(part) for part in parts.values())
