@@ -26,6 +26,7 @@ from smallbert.methods.quantize import Quantize
 from smallbert.model.anatomy import linears
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import load_folder, save_folder
+from smallbert.model.products import are_exact
 from smallbert.tiny import make_encoder
 
 H, F, L, VOCABULARY, POSITIONS = 16, 32, 4, 100, 72  # the shape of tiny encoders

@@ -478,18 +478,3 @@ def test_what_transformers_does_not_know_is_named(recipe, part, tmp_path):
     with pytest.raises(UserError, match=f"model has {part}, which transformers does not know, so it cannot"):
         export_hugging_face(tmp_path / "model", tmp_path / "plain")
     assert not (tmp_path / "plain").exists()
-
-
-@slow
-@pytest.mark.parametrize("kind", ["regress", "tag", "answer"])
-def test_snippets_of_other_kinds_run(kind, tmp_path, monkeypatch, capsys):
-    task = toy_task(kind)
-    save_folder(run("head", small(layers=1), task).encoder, tmp_path / "model")
-    export_onnx(tmp_path / "model", tmp_path / "onnx")
-    export_hugging_face(tmp_path / "model", tmp_path / "plain")
-    for folder in ("onnx", "plain"):
-        snippet = re.search(r"```python\n(.*?)```", (tmp_path / folder / "README.md").read_text(), re.DOTALL)[1]
-        monkeypatch.chdir(tmp_path / folder)
-        capsys.readouterr()
-        exec(snippet, {})
-        assert capsys.readouterr().out.strip() not in ("", "[]")

@@ -55,7 +55,8 @@ def export_hugging_face(
         must_agree(found, EXACT, max_difference)
         size = measure_bytes(aside)["total"]
         kind = encoder.head.kind if HEAD in encoder.heads else None
-        page = make_plain_readme({"bytes": size, **found}, kind, Path(folder).resolve().name)
+        about = {"bytes": size, "length": longest_input(encoder), **found}
+        page = make_plain_readme(about, kind, Path(folder).resolve().name)
         write_text(aside / "README.md", page)
     files = sorted(file.name for file in Path(out).iterdir())
     return {"folder": str(out), "files": files, "bytes": size, "precision": "float32", **found, "notes": []}
@@ -235,8 +236,11 @@ def _describe(about: dict[str, Any], folder: Path) -> dict[str, Any]:
     return about
 
 
-def write_onnx(encoder: Encoder, path: Path) -> list[str]:
-    """Write the file; gives what there is to say about it."""
+def write_onnx(encoder: Encoder, path: Path, first_only: bool = True) -> list[str]:
+    """Write the file; gives what there is to say about it.
+
+    Where a head reads the first token alone, the last layer computes that one alone, unless `first_only` is False.
+    """
     import onnx
 
     from smallbert.onnxfile.narrow import avoid_slow_fusions, narrow
@@ -257,7 +261,8 @@ def write_onnx(encoder: Encoder, path: Path) -> list[str]:
     plain = with_real_weights(encoder.copy())
     known = tell_apart(plain, parts)
     model = trace(plain)
-    narrow(model)
+    if first_only:
+        narrow(model)
     if parts:
         kept = keep_few_bits(model, known)
         more = any(file_bits(part) > bits_of(part) for part in parts.values())

@@ -11,6 +11,7 @@ from smallbert.tasks.task import Split
 
 LONGEST_QUESTION = 64  # tokens; a longer question is cut, so that the context always has room
 SHORTEST_WINDOW = 16
+LONGEST_ANSWER = 30  # tokens
 CHUNK = 512  # examples tokenised at once: offsets as Python tuples would fill the memory otherwise
 
 
@@ -91,7 +92,7 @@ def best_answers(
     split: Split,
     unanswerable: bool,
     n_best: int = 20,
-    max_answer: int = 30,
+    max_answer: int = LONGEST_ANSWER,
 ) -> list[str]:
     """The answer of the highest start + end score over all windows of each question, as text of its context.
 
