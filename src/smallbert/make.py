@@ -238,7 +238,8 @@ def _finish(
     layout = save_folder(outcome.encoder, made.model)
     # What holds no numbers has no score; its status says what there is to say.
     broken = [name for name, tensor in outcome.encoder.state_dict().items() if not bool(tensor.isfinite().all())]
-    sound, diverged = not broken, f"{broken[0]} holds NaN or infinite numbers" if broken else outcome.diverged
+    told = f"{broken[0]} holds NaN or infinite numbers" if broken else ""
+    sound, diverged = not broken, "; ".join(filter(None, [outcome.diverged, told]))
     found = measure_model(outcome.encoder, made.model, task, facts["split"], say, seconds) if sound else {"notes": []}
     notes = told_once(outcome.notes, found.pop("notes"))
     notes += note_names(outcome.encoder.head.labels, task)

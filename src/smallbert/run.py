@@ -284,7 +284,11 @@ def _prepare(phase: Phase, setting: Setting) -> None:
     phase.notes += phase.stream.notes
     for stored, how, advice in (
         (len(sparse_linears(phase.encoder)), "sparse has stored without zeros", "put sparse last"),
-        (len(stored_parts(phase.encoder)), "are stored in few bits", "round last, or with quantize_aware"),
+        (
+            len(stored_parts(phase.encoder)),
+            "are stored in few bits",
+            "round last, or as quantize_aware and codebook_aware do",
+        ),
     ):
         if stored:
             phase.notes.append(

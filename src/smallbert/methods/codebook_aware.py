@@ -2,11 +2,15 @@
 
     finetune | codebook_aware(3) + distill(alpha=1.0) + train(epochs=1)
     magnitude(0.3) + codebook_aware(3) + distill + train(epochs=1)      prune, round and learn from a teacher at once
+    magnitude(0.3) + train(epochs=1) | codebook_aware(3) + distill + train(epochs=1)      one after the other
 
 Centroids and outliers are found of the model as the phase finds it, as `codebook` finds them. The model then sees each
 weight as its nearest centroid and learns around the error, which the paper leaves as it is: gradients pass straight
 through to real weights, which go over to another centroid when they have come near enough. Outliers are stored as they
 are and learn as they are. What comes out is what `codebook` stores.
+
+In one phase with pruning one centroid is zero and the others are of the weights before any was pruned, so that those
+near zero serve no weight in the end: where much is pruned, do that in a phase before.
 """
 
 from typing import Any, ClassVar
@@ -76,6 +80,11 @@ class CodebookAware(SeenRounded):
             apart = find_outliers(weight, self.outliers)
             books.add(name, make_table(weight, apart, store.bits_of(module), zero), apart)
         phase.train_module(self.name, books)
+        if zero and not phase.encoder.held("zeros"):
+            phase.notes.append(
+                f"{self.name}: centroids are of the weights before pruning, and those near zero may serve none in the "
+                "end; to use all of them, prune in a phase before"
+            )
         names = {f"{name}.weight": name for name in books.names}
 
         def make(weights: Weights) -> Weights:
