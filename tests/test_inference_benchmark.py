@@ -66,4 +66,3 @@ def test_every_way_has_a_row(tmp_path):
     assert sizes["onnx, 4 bits"] < sizes["onnx, mixed bits"] < sizes["onnx, 8 bits"]  # its tables have 8
     for name in ("onnx", "onnx-int8", "onnx-int8, fixed ranges"):
         assert sizes[f"{name}, all tokens"] == pytest.approx(sizes[name], rel=0.01)
-    assert all(low <= row["to_torch"] <= high for row in rows for low, high in [row["to_torch_spread"]])
