@@ -12,6 +12,7 @@ from smallbert import make
 from smallbert.data import STUDENT
 from smallbert.errors import UserError
 from smallbert.measuring.cost import count_parameters, measure_bytes
+from smallbert.methods.codebook import nearest
 from smallbert.methods.mixed_bits import choose_bits
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.heads import losses
@@ -170,15 +171,26 @@ def test_gradients_pass_straight_through(encoder, recipe):
     assert found.abs().max() > 0
 
 
-def test_prune_round_and_distil_in_one_phase(encoder):
-    recipe = f"finetune(epochs=1, batch=8) | magnitude(0.3) + quantize_aware(4) + distill + {SHORT}"
-    result = run(recipe, encoder, TASK).encoder
-    found = count_parameters(result)
+@pytest.mark.parametrize(("rounding", "stored"), [("quantize_aware(4)", "quantize"), ("codebook_aware(3)", "codebook")])
+def test_prune_round_and_distil_in_one_phase(encoder, rounding, stored):
+    outcome = run(f"finetune(epochs=1, batch=8) | magnitude(0.3) + {rounding} + distill + {SHORT}", encoder, TASK)
+    found = count_parameters(outcome.encoder)
     assert 0.2 * found["encoder"] < found["encoder_non_zero"] <= round(0.3 * found["encoder"]) + 12
-    steps = [entry["step"].split("(")[0] for entry in result.history]
-    assert steps[-5:] == ["magnitude", "distill", "train", "quantize_aware", "quantize"]
-    part = result.get_submodule("backbone.encoder.layer.0.output.dense")
-    assert part.grid == Grid(4) and part.activations == "static" and part.input_range[1] > part.input_range[0]
+    steps = [entry["step"].split("(")[0] for entry in outcome.encoder.history]
+    assert steps[-5:] == ["magnitude", "distill", "train", rounding.split("(")[0], stored]
+    part = outcome.encoder.get_submodule("backbone.encoder.layer.0.output.dense")
+    if stored == "quantize":
+        assert part.grid == Grid(4) and part.activations == "static" and part.input_range[1] > part.input_range[0]
+    else:
+        assert 0.0 in part.table and any("prune in a phase before" in note for note in outcome.notes)
+
+
+def test_centroids_of_what_was_pruned_before_are_all_used(encoder):
+    outcome = run(f"prune(0.5) | codebook_aware(2) + {SHORT}", encoder, TASK)
+    part = outcome.encoder.get_submodule("backbone.encoder.layer.0.output.dense")
+    used = torch.bincount(nearest(part.real()[part.real().abs() <= part.table.abs().max()], part.table).int())
+    assert 0.0 in part.table and len(used) == 4 and bool((used > 0).all())
+    assert not any("prune in a phase before" in note for note in outcome.notes)
 
 
 def test_centroids_are_those_of_codebook_and_weights_go_over_to_others(encoder):
@@ -196,16 +208,6 @@ def test_centroids_are_those_of_codebook_and_weights_go_over_to_others(encoder):
     assert moved > 0
     dense = "backbone.encoder.layer.0.output.dense"
     assert len(plain[dense].places) and not torch.equal(learned[dense].outliers, plain[dense].outliers)
-
-
-def test_centroids_of_what_is_being_pruned_have_a_zero(encoder):
-    recipe = f"finetune(epochs=1, batch=8) | magnitude(0.3) + codebook_aware(3) + distill + {SHORT}"
-    result = run(recipe, encoder, TASK).encoder
-    found = count_parameters(result)
-    assert 0.2 * found["encoder"] < found["encoder_non_zero"] <= round(0.3 * found["encoder"]) + 12
-    steps = [entry["step"].split("(")[0] for entry in result.history]
-    assert steps[-5:] == ["magnitude", "distill", "train", "codebook_aware", "codebook"]
-    assert all(0.0 in part.table for part in stored_parts(result).values())
 
 
 @pytest.mark.parametrize("recipe", ["ternary", "binary", "mixed_bits(2.5, group=8, batches=2, examples=4)"])

@@ -42,6 +42,12 @@ if TYPE_CHECKING:
 
 Say = Callable[[str, int, int, str], None]
 
+# What no phase trains, why not, and what to do about it.
+UNTRAINED: tuple[tuple[Callable[[Encoder], Any], str, str], ...] = (
+    (sparse_linears, "sparse has stored without zeros", "put sparse last"),
+    (stored_parts, "are stored in few bits", "round last, or as quantize_aware and codebook_aware do"),
+)
+
 
 @dataclass
 class Outcome:
@@ -282,15 +288,8 @@ def _prepare(phase: Phase, setting: Setting) -> None:
     if longest > most:  # a student may have fewer places than the model that the length was chosen for
         raise UserError(f"the student reads at most {most} tokens, but a text has {longest}; give --length {most}")
     phase.notes += phase.stream.notes
-    for stored, how, advice in (
-        (len(sparse_linears(phase.encoder)), "sparse has stored without zeros", "put sparse last"),
-        (
-            len(stored_parts(phase.encoder)),
-            "are stored in few bits",
-            "round last, or as quantize_aware and codebook_aware do",
-        ),
-    ):
-        if stored:
+    for find, how, advice in UNTRAINED:
+        if stored := len(find(phase.encoder)):
             phase.notes.append(
                 f"{stored} matrices that {how} stay as they are, and only what is around them is trained; to train "
                 f"them too, {advice}"

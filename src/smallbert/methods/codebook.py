@@ -75,8 +75,7 @@ class Codebook(Method):
             codes, made = nearest(weight, table), weight
             if name in products:
                 codes, made = round_with_feedback(weight, products[name], code_by(table, apart))
-            places = apart.flatten().nonzero()[:, 0]
-            module.write(codes, table, places, made.flatten()[places])
+            module.write(codes, table, apart, made)
             tell("codebook", number + 1, len(plan["outliers"]))
 
 

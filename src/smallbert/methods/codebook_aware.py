@@ -57,7 +57,7 @@ class CodebookAware(SeenRounded):
 
     bits: Few = 3
     embeddings: Few | None = None  # None: as many bits as the layers
-    outliers: float = 3.55  # standard deviations beyond which a weight is no centroid
+    outliers: float = Codebook.outliers  # standard deviations beyond which a weight is no centroid
 
     def check(self) -> None:
         """A distance."""
@@ -99,5 +99,4 @@ class CodebookAware(SeenRounded):
         encoder.apply_method(self.storage(), {"outliers": {name: int(books.of(name)[1].sum()) for name in books.names}})
         for name, weight in weights.items():
             table, apart = books.of(name)
-            places = apart.flatten().nonzero()[:, 0]
-            encoder.get_submodule(name).write(nearest(weight, table), table, places, weight.flatten()[places])
+            encoder.get_submodule(name).write(nearest(weight, table), table, apart, weight)

@@ -220,12 +220,12 @@ class Book(Stored):
         self.register_buffer("outliers", torch.zeros(outliers))
 
     @torch.no_grad()
-    def write(self, codes: Tensor, table: Tensor, places: Tensor, outliers: Tensor) -> None:
-        """Store the codes of a matrix (rows, columns), what they stand for, and where in the flat matrix others are."""
+    def write(self, codes: Tensor, table: Tensor, apart: Tensor, matrix: Tensor) -> None:
+        """Store the codes of a matrix (rows, columns), what they stand for, and its own numbers where they are apart."""
         self.codes.copy_(pack(codes, self.bits).flatten())
         self.table.copy_(table)
-        self.places.copy_(places)
-        self.outliers.copy_(outliers)
+        self.places.copy_(apart.flatten().nonzero()[:, 0])
+        self.outliers.copy_(matrix[apart])
 
     def real(self) -> Tensor:
         """Look every code up, then set the outliers."""
