@@ -2,7 +2,8 @@
 #
 #   bash benchmarks/layer_mixing.sh WHAT e5-small DATA runs [JOBS [OPTIONS OF STUDY, such as --report-only --pack]]
 #
-# WHAT is tasks, large, probing, rebuilt, pruning, cures or convergence; DATA holds glue/, snli/, squad/ and probing/.
+# WHAT is tasks, large, probing, rebuilt, pruning, cures, convergence or pretraining; DATA holds glue/, snli/, squad/,
+# probing/ and, for pretraining, corpora/.
 # A study goes on where it was when it is run again; `--pack` then puts its cards into one file.
 set -e
 source "$(dirname "$0")/arguments.sh"
@@ -44,5 +45,11 @@ cures)  # does anything else save the plain model?
 convergence)  # the paper's Figure 5
   study --task mrpc,cola,rte --seeds 9,25,39 --names "last layer; mixture" --vary epochs=0.25,0.5,1,2,4 \
     --recipes "$last; mix_layers | $last" ;;
+pretraining)  # the paper's open question: does a mixture help a model that reads its first text?
+  new="student(6, width=256, heads=4, ffn=1024, start='random')"
+  read="pretrain('$data/corpora', steps=10000, lr=1e-3, batch=64) + watch(250, examples=512)"
+  task="finetune(epochs=3, lr=1e-4, batch=64)"
+  study --task sst2 --seeds 0,1,2 --names "last layer; mixture" \
+    --recipes "$new | $read | $task; $new | mix_layers + $read | $task" ;;
 *) echo "unknown study: $what"; exit 2 ;;
 esac

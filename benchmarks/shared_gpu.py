@@ -5,7 +5,8 @@
 Random weights at e5-small's shape, 128 texts of SST-2's lengths a step, by this package's own loop. Alone: milliseconds
 a step, and seconds until the first 150 steps are over, compiling and recording included. Together: so many processes
 of one kind at once, under MPS where there is one; steps a second are those of all, counted from when all are warm.
-With `--profile KIND` the kernels of one kind, most costly first, and nothing else.
+With `--parts 100,50,25` only that, with so many per cent of the GPU for each process, on texts of SNLI's lengths. With
+`--profile KIND` the kernels of one kind, most costly first, and nothing else.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,12 +33,13 @@ from smallbert.measuring.card import machine, versions
 from smallbert.methods import METHODS
 from smallbert.model.encoder import Encoder
 from smallbert.recipe import Recipe
-from smallbert.sharing import shared_gpu
+from smallbert.sharing import MPS_PART, shared_gpu
 from smallbert.training import loop
 from smallbert.training.conditions import compiled_layers
 from smallbert.training.phase import Phase
 
 WARM, STEPS, SECONDS, PATIENCE = 150, 300, 4.0, 120.0
+LENGTHS = {"SST-2": (13, 0.6, 66), "SNLI": (26, 0.35, 96)}  # mean, spread of their logarithm, longest
 TAUGHT = "align('hidden', layers='uniform', weight=10.0, teacher='t') + distill(teacher='t') + "
 
 
@@ -67,23 +70,24 @@ def make_encoder(layers: int, pieces: int) -> Encoder:
     return encoder
 
 
-def make_stream(count: int = 20_000) -> Stream:
-    """Random texts with log-normal lengths of mean 13, from 4 to 66 tokens, like SST-2's."""
-    random, spread = np.random.default_rng(1), 0.6
-    lengths = np.clip(random.lognormal(np.log(13) - spread**2 / 2, spread, count).round(), 4, 66).astype(np.int64)
+def make_stream(task: str, count: int = 20_000) -> Stream:
+    """Random texts with log-normal lengths like a task's."""
+    random, (mean, spread, longest) = np.random.default_rng(1), LENGTHS[task]
+    drawn = random.lognormal(np.log(mean) - spread**2 / 2, spread, count).round()
+    lengths = np.clip(drawn, 4, longest).astype(np.int64)
     ids = random.integers(1000, 7000, lengths.sum()).astype(np.int32)
     tokens = Tokens(ids, np.zeros(len(ids), np.uint8), np.concatenate([[0], np.cumsum(lengths)]))
     return Stream({STUDENT: tokens}, random.integers(0, 2, count), "classify")
 
 
 @contextmanager
-def training(kind: Kind) -> Iterator[Callable[[int], None]]:
+def training(kind: Kind, task: str = "SST-2") -> Iterator[Callable[[int], None]]:
     """A function that takes so many steps and waits until the GPU has done them."""
     torch.manual_seed(0)
     marks = {"t": make_encoder(12, kind.pieces).eval()} if "'t'" in kind.methods else {}
     (methods,) = Recipe(f"{kind.methods}train(epochs=1000, batch=128, lr=1e-5, cache='none')")
     phase = Phase(make_encoder(kind.layers, kind.pieces), tuple(methods), None, 0, marks)
-    phase.stream = make_stream()
+    phase.stream = make_stream(task)
     for method in phase.methods:
         method.attach(phase)
     phase.add_term_weights()
@@ -113,9 +117,9 @@ def time_alone(name: str) -> dict[str, Any]:
     return {"kind": name, "processes": 1, "ms_a_step": round(step, 2), "began_seconds": round(warm - begun, 1)}
 
 
-def be_one_of_many(name: str, folder: Path) -> None:
+def be_one_of_many(name: str, task: str, folder: Path) -> None:
     """Warm up, wait for the others, and print how many steps a second were taken."""
-    with training(KINDS[name]) as run:
+    with training(KINDS[name], task) as run:
         run(WARM)
         (folder / str(os.getpid())).touch()
         while not (folder / "go").exists():
@@ -127,10 +131,10 @@ def be_one_of_many(name: str, folder: Path) -> None:
         print(steps / (time.perf_counter() - begun))
 
 
-def time_together(name: str, count: int, environment: dict[str, str]) -> dict[str, Any]:
+def time_together(name: str, count: int, environment: dict[str, str], task: str = "SST-2") -> dict[str, Any]:
     """Steps a second of several processes together."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--member", folder, "--kind", name]
+        command = [sys.executable, __file__, "--member", folder, "--kind", name, "--lengths", task]
         how: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "env": {**os.environ, **environment}}
         running, begun = [subprocess.Popen(command, **how) for _ in range(count)], time.monotonic()
         while len(list(Path(folder).iterdir())) < count and all(one.poll() is None for one in running):
@@ -142,7 +146,8 @@ def time_together(name: str, count: int, environment: dict[str, str]) -> dict[st
     if late := sum(not words for words in told):
         raise SystemExit(f"{late} of {count} processes ended before they had taken a step; see above why")
     rates = [float(words[-1]) for words in told]
-    return {"kind": name, "processes": count, "steps_per_second": round(sum(rates), 1)}
+    part = int(environment.get(MPS_PART, 100))
+    return {"kind": name, "processes": count, "per_cent_each": part, "steps_per_second": round(sum(rates), 1)}
 
 
 def show_kernels(name: str) -> None:
@@ -165,30 +170,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--processes", default="1,8", help="how many at once, separated by commas")
+    parser.add_argument("--parts", help="per cent of the GPU for each process, separated by commas")
     parser.add_argument("--profile", choices=KINDS, help="show the kernels of one kind, measure nothing else")
     parser.add_argument("--member", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--kind", choices=KINDS, default="six layers", help=argparse.SUPPRESS)
+    parser.add_argument("--lengths", choices=LENGTHS, default="SST-2", help=argparse.SUPPRESS)
     chosen, rows = parser.parse_args(), []
     if not torch.cuda.is_available():
         parser.error("this measures a GPU, and there is none")
     if chosen.profile:
         show_kernels(chosen.profile)
     elif chosen.member:
-        be_one_of_many(chosen.kind, chosen.member)
+        be_one_of_many(chosen.kind, chosen.lengths, chosen.member)
+    elif chosen.parts:
+        for count, part in product(chosen.processes.split(","), chosen.parts.split(",")):
+            with shared_gpu() as environment:
+                rows.append(time_together("six layers", int(count), environment | {MPS_PART: part}, "SNLI"))
+            print(rows[-1], flush=True)
     else:
-        with shared_gpu() as environment:
-            with training(KINDS["six layers, taught"]) as run:  # whoever comes first would begin a cold GPU for all
-                run(WARM)
-            for name in KINDS:
-                rows.append(time_alone(name))
-                print(rows[-1], flush=True)
-            for count in map(int, chosen.processes.split(",")):
+        with training(KINDS["six layers, taught"]) as run:  # whoever comes first would begin a cold GPU for all
+            run(WARM)
+        for name in KINDS:
+            rows.append(time_alone(name))
+            print(rows[-1], flush=True)
+        for count in map(int, chosen.processes.split(",")):
+            with shared_gpu(workers=count) as environment:
                 rows.append(time_together("six layers", count, environment))
-                print(rows[-1], flush=True)
+            print(rows[-1], flush=True)
     if rows and chosen.out:
         command = f"python benchmarks/shared_gpu.py --processes {chosen.processes}"
+        command += f" --parts {chosen.parts}" if chosen.parts else ""
         record = {"benchmark": "shared_gpu", "command": command, "rows": rows}
-        write_json(chosen.out / "cuda.json", record | {"versions": versions(), "machine": machine()})
+        name = "parts.json" if chosen.parts else "cuda.json"
+        write_json(chosen.out / name, record | {"versions": versions(), "machine": machine()})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 #
 #   bash benchmarks/students.sh WHAT e5-small DATA runs/e5-small [JOBS [OPTIONS OF students.py OR OF STUDY]]
 #
-# WHAT is sst2, mrpc, snli or qqp (one seed for the last, where a run takes minutes); DATA holds glue/ and snli/. The
+# WHAT is sst2, mrpc, snli or qqp; DATA holds glue/ and snli/. The
 # model may be all-mpnet-base-v2 as well, whose students are also a checkpoint beside it, all-MiniLM-L6-v2. A study goes
 # on where it was when it is run again.
 set -e
@@ -11,7 +11,7 @@ case $what in
 sst2) seeds=0,1,2 teacher="finetune(epochs=3, lr=7e-5, batch=64)" epochs=6 batch=128 ;;
 mrpc) seeds=0,1,2 teacher="finetune(epochs=5, lr=5e-5, batch=32)" epochs=20 batch=32 ;;
 snli) seeds=0,1,2 teacher="finetune(epochs=3, lr=1e-4, batch=128)" epochs=4 batch=128 ;;
-qqp) seeds=0 teacher="finetune(epochs=3, lr=1e-4, batch=256)" epochs=3 batch=256 ;;
+qqp) seeds=0,1,2 teacher="finetune(epochs=3, lr=1e-4, batch=256)" epochs=3 batch=256 ;;
 *) echo "unknown study: $what"; exit 2 ;;
 esac
 case $model in *mpnet*) more+=(--checkpoint "$(dirname "$model")/all-MiniLM-L6-v2") ;; esac

@@ -170,6 +170,17 @@ def test_the_gpu_daemon_is_private_and_goes(tmp_path, monkeypatch):
     assert log.read_text().count("start") == 1
 
 
+@pytest.mark.parametrize(("workers", "part"), [(1, "100"), (2, "100"), (4, "50"), (8, "25"), (14, "25")])
+def test_each_process_has_a_part_of_the_gpu(workers, part, tmp_path, monkeypatch):
+    fake_daemon(tmp_path, monkeypatch)
+    monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", raising=False)
+    with shared_gpu(workers=workers) as environment:
+        assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == part
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "70")  # the user has said it
+    with shared_gpu(workers=workers) as environment:
+        assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in environment
+
+
 def test_a_gpu_daemon_that_does_not_start_is_done_without(tmp_path, monkeypatch):
     log = fake_daemon(tmp_path, monkeypatch, code=1)
     with shared_gpu() as environment:

@@ -160,6 +160,22 @@ def test_the_loss_is_that_of_a_reference(text, front, tokens):
     assert count and (tokens == "all") == bool((drawn.labels == UNKNOWN).any())
 
 
+def test_watch_tells_the_mean_over_the_same_hidden_words_each_time(text):
+    recipe = f"pretrain({str(text)!r}, steps=6, batch=4, length=16, lr={{}}) + watch(2, examples=5)"
+    still, learning = (
+        [look["value"]["loss"] for look in run(recipe.format(lr), small(), None).traces["watch"]] for lr in (1e-12, 1e-2)
+    )
+    phase = phase_of(recipe.format(1e-12), small(), None)
+    phase.encoder.eval()
+    drawn, index = phase.stream.at(np.random.default_rng(0).permutation(len(phase.stream))[:5], 0)
+    batch = make_batch(drawn, index, Layout(False, 0))
+    with torch.no_grad():
+        scores = phase.encoder(batch, WORDS)[: int((batch.labels >= 0).sum())]
+        expected = functional.cross_entropy(scores, batch.labels[: len(scores)])
+    assert still == [pytest.approx(float(expected), abs=1e-3)] * 3
+    assert learning[2] < learning[1] < learning[0] < still[0]
+
+
 def test_packed_and_padded_batches_have_the_same_loss(text):
     phase = phase_of(f"mix_layers | pretrain({str(text)!r}, length=16)", small(), None)
     phase.encoder.eval()

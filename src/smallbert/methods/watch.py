@@ -74,12 +74,15 @@ class Watch(Method):
 def _look_at_examples(phase: Any, examples: int) -> dict[str, Any]:
     """Loss, accuracy, the share of the commonest prediction, and what each hidden state's first token is like.
 
-    The examples have labels; where none has, there is no loss to tell, and nothing that it pulls at.
+    The examples have labels; where none has, there is no loss to tell, and nothing that it pulls at. Of text without
+    a task the same words are hidden each time.
     """
-    drawn, stream = np.random.default_rng(0).permutation(len(phase.stream)), phase.stream
-    labelled = drawn[stream.is_labelled[drawn]]
+    drawn = np.random.default_rng(0).permutation(len(phase.stream))
+    labelled = drawn[phase.stream.is_labelled[drawn]]
     known = len(labelled) > 0
-    batch = make_batch(stream, (labelled if known else drawn)[:examples], Layout(False, 0)).to(phase.device)
+    stream, some = phase.stream.at((labelled if known else drawn)[:examples], 0)
+    count = {"count": torch.tensor(float(stream.units(some)))}  # a loss a word, where words have losses
+    batch = make_batch(stream, some, Layout(False, 0)).with_tensors(count).to(phase.device)
     with torch.enable_grad():
         step = phase.look_at({STUDENT: batch})
         loss = step.mean(losses(phase.encoder.heads[phase.head], step.scores, batch))

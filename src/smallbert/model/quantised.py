@@ -221,7 +221,7 @@ class Book(Stored):
 
     @torch.no_grad()
     def write(self, codes: Tensor, table: Tensor, apart: Tensor, matrix: Tensor) -> None:
-        """Store the codes of a matrix (rows, columns), what they stand for, and its own numbers where they are apart."""
+        """Store the codes of a matrix (rows, columns), what they stand for, and its own numbers where it is `apart`."""
         self.codes.copy_(pack(codes, self.bits).flatten())
         self.table.copy_(table)
         self.places.copy_(apart.flatten().nonzero()[:, 0])
