@@ -162,9 +162,8 @@ def test_the_loss_is_that_of_a_reference(text, front, tokens):
 
 def test_watch_tells_the_mean_over_the_same_hidden_words_each_time(text):
     recipe = f"pretrain({str(text)!r}, steps=6, batch=4, length=16, lr={{}}) + watch(2, examples=5)"
-    still, learning = (
-        [look["value"]["loss"] for look in run(recipe.format(lr), small(), None).traces["watch"]] for lr in (1e-12, 1e-2)
-    )
+    watched = [run(recipe.format(lr), small(), None).traces["watch"] for lr in (1e-12, 1e-2)]
+    still, learning = ([look["value"]["loss"] for look in looks] for looks in watched)
     phase = phase_of(recipe.format(1e-12), small(), None)
     phase.encoder.eval()
     drawn, index = phase.stream.at(np.random.default_rng(0).permutation(len(phase.stream))[:5], 0)
