@@ -49,7 +49,7 @@ pretraining)  # the paper's open question: does a mixture help a model that read
   new="student(6, width=256, heads=4, ffn=1024, start='random')"
   read="pretrain('$data/corpora', steps=10000, lr=1e-3, batch=64) + watch(250, examples=512)"
   task="finetune(epochs=3, lr=1e-4, batch=64)"
-  study --task sst2 --seeds 0,1,2 --names "last layer; mixture" \
-    --recipes "$new | $read | $task; $new | mix_layers + $read | $task" ;;
+  study --task sst2 --seeds 0,1,2 --names "last layer; mixture; mixture, no dropout" --recipes "$new | $read | $task;
+    $new | mix_layers + $read | $task; $new | mix_layers(dropout=0.0) + $read | $task" ;;
 *) echo "unknown study: $what"; exit 2 ;;
 esac

@@ -116,6 +116,14 @@ def test_what_few_bits_cost(model, monkeypatch):
     assert "\n".join(to_table([ROOT / "results" / "quantisation" / model / task for task in tasks])) in page
 
 
+def test_a_mixture_in_pretraining(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from reading_curves import read_curves, to_table
+
+    page = (ROOT / "docs" / "layer_mixing.md").read_text(encoding="utf-8")
+    assert "\n".join(to_table(read_curves(ROOT / "results" / "layer_mixing" / "pretraining"))) in page
+
+
 def test_what_few_bits_cost_is_told_against_the_same_seed(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     from bits import to_table

@@ -23,6 +23,14 @@ def test_a_watched_run_is_drawn_with_what_was_seen():
     assert list(kept.get_ydata()) == [30.0] * 3
 
 
+def test_where_no_class_is_guessed_the_loss_is_drawn():
+    seen = {"gradients": [0.1, 0.0], "spread": [0.0, 0.2]}
+    read = [{"step": step, "value": {"loss": loss, **seen}} for step, loss in ((10, 9.5), (20, 6.5))]
+    axes = draw_watch(read, "reading").axes[0]
+    (line,) = axes.lines
+    assert line.get_label() == "loss" and list(line.get_ydata()) == [9.5, 6.5] and axes.get_ylim()[1] < 50
+
+
 def test_the_first_run_of_each_recipe_is_drawn(tmp_path):
     def card(name, seed, watched=True):
         made = {**invented_card(), "preset": name, "seed": seed}

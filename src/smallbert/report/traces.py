@@ -26,7 +26,7 @@ PANELS = (
 
 
 def draw_watch(looks: Sequence[Look], title: str) -> "Figure":
-    """Accuracy, loss and density over the steps, and below them hidden states by steps, the last state on top."""
+    """Accuracy, or else loss, and density over the steps; below them hidden states by steps, the last state on top."""
     steps, values = [look["step"] for look in looks], [look["value"] for look in looks]
     panels = [panel for panel in PANELS if panel[0] in values[0]]
     height = 1.9 + 1.75 * len(panels)
@@ -58,11 +58,15 @@ def _draw_lines(axes: "Axes", steps: list[int], values: list[Look], title: str) 
         "largest class predicted": [value.get("largest") for value in values],
         "weights kept": [100 * sum(v["kept"]) / len(v["kept"]) if "kept" in v else None for v in values],
     }
-    colours = (COLOURS["ink"], COLOURS["accent"], "#2f6690")
+    colours = (COLOURS["ink"], COLOURS["accent"], COLOURS["other"])
     for (name, line), colour in zip(lines.items(), colours, strict=True):
         if None not in line:
             axes.plot(steps, line, color=colour, linewidth=1.4, label=f"{name}, %")
-    axes.set_ylim(0, 104)
+    losses = [value["loss"] for value in values]
+    if axes.lines or None in losses:
+        axes.set_ylim(0, 104)
+    else:  # a phase that guesses words, or numbers, has no classes to be right about
+        axes.plot(steps, losses, color=COLOURS["ink"], linewidth=1.4, label="loss")
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 0.98))
     strip_frame(axes, "y", title, labels=8)
 
