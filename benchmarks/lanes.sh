@@ -5,7 +5,8 @@
 # Each quoted lane is done one study after the other, the lanes side by side; a study is SCRIPT/WHAT[:JOBS[:MODEL]],
 # with one job and e5-small where nothing is said, and SCRIPT one that takes WHAT MODEL DATA OUT JOBS: layer_mixing,
 # pruning, poolers, students or quantisation. MODELS holds a folder for each model. Cards and a log for each study are in
-# runs/SCRIPT/MODEL. Ends with 1 where a study failed; one that time ran out for has not.
+# runs/SCRIPT/MODEL, and all cards so far in runs/cards.tar.gz, written anew every twenty seconds and at the end, to be
+# taken away from a machine that will be gone. Ends with 1 where a study failed; one that time ran out for has not.
 seconds=${1:?for how many seconds} models=${2:?a folder of models} data=${3:?a folder of data} out=${4:?a folder to write}
 lanes=("${@:5}")
 here=$(cd "$(dirname "$0")" && pwd)
@@ -55,7 +56,17 @@ run_lane() {
   return $failed
 }
 
-for lane in "${lanes[@]}"; do run_lane "$lane" & done
+gather_cards() {
+  (cd "$out" && find . -path '*/cards/*.json' -o -name cards.jsonl | tar -czf cards.part -T - && mv cards.part cards.tar.gz)
+}
+
+mkdir -p "$out"
+while sleep 20; do gather_cards; done 2> /dev/null & # a card that is just being written may not be found: next time
+gathering=$!
+running=()
+for lane in "${lanes[@]}"; do run_lane "$lane" & running+=($!); done
 failed=0
-for _ in "${lanes[@]}"; do wait -n || failed=1; done
+for one in "${running[@]}"; do wait "$one" || failed=1; done
+kill "$gathering"
+gather_cards
 exit $failed

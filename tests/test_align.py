@@ -11,6 +11,7 @@ import torch
 from toys import batch_of, check_refused, is_same_state, pairs, phase_of, run, small, toy_task
 
 from smallbert.errors import UserError
+from smallbert.methods.align import Align
 from smallbert.methods.drop_layers import CHOICES
 from smallbert.methods.share_projections import _matrices
 from smallbert.model.encoder import Encoder
@@ -408,6 +409,40 @@ def test_staircases_learn_one_layer_after_the_other(pair):
         slopes = [layer.output.dense.weight.grad for layer in phase.encoder.backbone.encoder.layer]
         moved[progress] = [slope is not None and bool(slope.abs().sum() > 0) for slope in slopes]
     assert moved == {0.0: [True, False], 0.5: [True, True]}
+
+
+@pytest.mark.parametrize("transform", ["none", "linear", "linear_each"])
+@pytest.mark.parametrize("schedule", ["progressive", "stacked"])
+def test_layers_whose_turn_has_not_come_cost_nothing_and_change_nothing(pair, schedule, transform, monkeypatch):
+    student, (_, folder) = pair[0], pair[1]["like"]
+    batch, found = {"student": batch_of(student, TASK)}, {}
+    for which in ("those that count", "all"):
+        phase = phase_of(align(folder, schedule=schedule, transform=transform, share=0.5), student, TASK)
+        if which == "all":
+            monkeypatch.setattr(Align, "_pairs_at", lambda self, phase, pairs: pairs)
+        both = torch.nn.ModuleList([phase.encoder, phase.modules])
+        with torch.no_grad():  # maps begin by changing nothing, each like the other
+            for number, parameter in enumerate(phase.modules.parameters()):
+                parameter.add_(0.01 * (number + 1))
+        for progress in (0.0, 0.25, 0.75):
+            both.eval().zero_grad()
+            phase.set_dials(progress)
+            looks = phase.look_at(batch)
+            (term,) = [method for method in phase.methods if method.name == "align"]
+            loss = phase.loss(batch)
+            loss.backward()
+            slopes = {name: one.grad for name, one in both.named_parameters()}
+            found[which, progress] = list(term.loss(looks)), loss.detach(), slopes
+    counts = [len(found["those that count", progress][0]) for progress in (0.0, 0.25, 0.75)]
+    assert counts == ([1, 1, 2] if schedule == "progressive" else [1, 2, 2])  # with none that counts all stay, at zero
+    for progress in (0.0, 0.25, 0.75):
+        (_, loss, slopes), (_, other, others) = found["those that count", progress], found["all", progress]
+        torch.testing.assert_close(loss, other)
+        for name, slope in slopes.items():
+            expected = torch.zeros(()) if others[name] is None else others[name]
+            torch.testing.assert_close(torch.zeros_like(expected) if slope is None else slope, expected)
+        if progress == 0.0 and transform == "linear_each":
+            assert [slopes[f"1.align.{number}.weight"] is None for number in (0, 1)] == [False, True]
 
 
 # Several terms, several teachers, one look.

@@ -17,7 +17,8 @@ TEXT = str(Path(__file__).parent / "data" / "own" / "text.txt")
 SETTINGS = "train(epochs=2, batch=8, lr=0.001, dropout=0.0)"  # of 25 examples: every fourth batch holds one alone
 RUNS = {
     "classify": f"mix_layers(dropout=0.0) | {SETTINGS} | magnitude(0.5) + distill + {SETTINGS}",
-    "tag": f"{SETTINGS} | distill(alpha=0.5) + align('gram') + align(transform='linear') + {SETTINGS}",
+    "tag": f"{SETTINGS} | distill(alpha=0.5) + align('gram') + align(transform='linear') + {SETTINGS} | "
+    f"align('first', transform='linear_each', schedule='progressive', task=0.0) + {SETTINGS}",
     "answer": f"train(epochs=1, batch=8, lr=0.001, dropout=0.0, layout='packed') | {SETTINGS}",
     "regress": f"pretrain({TEXT!r}, steps=5, batch=5, length=16, lr=0.001, dropout=0.0) | {SETTINGS} | "
     f"augment(2, ['delete', 'grams']) + distill(alpha=0.5) + {SETTINGS}",

@@ -167,27 +167,35 @@ class Align(Method):
 
     def loss(self, step: Any) -> dict[str, Tensor]:
         """How far the student's layers are from the teacher's, in float32, whatever the encoders compute in."""
-        phase, pairs = step.phase, self._pairs_in(step.phase)
+        phase, every = step.phase, self._pairs_in(step.phase)
         name, teacher = phase.name_of(self), phase.teacher(self.teacher)
+        pairs = self._pairs_at(phase, every)
         heads = self.heads or getattr(teacher.backbone.config, "num_attention_heads", 1)
         mine: Taps = {"hidden": dict(enumerate(step.states.hidden)), **step.states.taps}
         theirs = step.taught(self.teacher).taps
         with torch.autocast(phase.device.type, enabled=False):
             shares, found = self._shares(step.batch), []
-            for number, some in enumerate(self._together(pairs)):
+            for some in self._together(pairs):
                 maps = phase.modules[name] if self.transform.startswith("linear") else None
-                move = None if maps is None else maps[number]
+                move = None if maps is None else maps[every.index(some[0]) if len(maps) > 1 else 0]
                 sides = zip(
                     self._read(mine, [ours for ours, _ in some], step.batch, heads, move),
                     self._read(theirs, [its for _, its in some], step.batch, heads, None),
                     strict=True,
                 )
-                each = [self._compare(one, other) for one, other in sides]
-                found.append(step.mean_of_texts(_sum(each), shares).reshape(-1))
-        every = torch.cat(found) if len(found) > 1 else found[0]
+                apart = [self._compare(one, other) for one, other in sides]
+                found.append(step.mean_of_texts(_sum(apart), shares).reshape(-1))
+        each = torch.cat(found) if len(found) > 1 else found[0]
         if self.schedule in STAIRS:
-            return dict(zip(_terms(name, pairs), every.unbind(), strict=True))
-        return {name: every.mean()}
+            return dict(zip(_terms(name, pairs), each.unbind(), strict=True))
+        return {name: each.mean()}
+
+    def _pairs_at(self, phase: Any, pairs: Pairs) -> Pairs:
+        """Those that count at this step; all of them where none does, since a step needs a loss."""
+        on = [
+            pair for pair, term in zip(pairs, _terms(phase.name_of(self), pairs), strict=True) if not phase.is_off(term)
+        ]
+        return on if self.schedule in STAIRS and on else pairs
 
     def _together(self, pairs: Pairs) -> list[Pairs]:
         """Vectors of all layers are compared at once, in one set of kernels, the rest in turns."""

@@ -1,4 +1,7 @@
-"""The same training step, recorded once a batch shape as a CUDA graph and replayed: no time lost launching kernels."""
+"""The same training step, recorded once a batch shape as a CUDA graph and replayed: no time lost launching kernels.
+
+Loss terms that weigh nothing may be left out of a step, so that what is recorded is forgotten when others are off.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ class Graphs:
     def __init__(self, phase: Phase, step: Callable[[Phase, Batches], Tensor]):
         """Record steps of this phase; nothing is recorded yet."""
         self.phase, self.step = phase, step
+        self.off = phase.off
         self.seen: Counter[Hashable] = Counter()
         self.recorded: dict[Hashable, tuple[torch.cuda.CUDAGraph, Batches, Tensor]] = {}
         self.pool = torch.cuda.graph_pool_handle()
@@ -28,6 +32,8 @@ class Graphs:
 
     def __call__(self, batches: Batches) -> Tensor:
         """Take one step."""
+        if self.off != self.phase.off:
+            self._forget()
         key = _shape(batches)
         self.seen[key] += 1
         if self.seen[key] <= WARM:
@@ -41,6 +47,12 @@ class Graphs:
                 mine[name].copy_(tensor, non_blocking=True)  # from where it is, in one go
         graph.replay()
         return loss
+
+    def _forget(self) -> None:
+        torch.cuda.synchronize()  # the last one may still be running
+        self.off = self.phase.off
+        self.seen.clear()
+        self.recorded.clear()
 
     def _as_written(self, batches: Batches) -> Tensor:
         """On the stream that will record, so that memory and library handles are where recording wants them."""

@@ -263,12 +263,19 @@ class _Watch:
 
 
 def _sum_over_processes(parameters: list[nn.Parameter]) -> None:
-    """Add up gradients over processes, all in one message; a process that did not use a parameter adds nothing."""
+    """Add up gradients over processes, all in one message; a process that did not use a parameter adds nothing.
+
+    One that no process used has no gradient afterwards either, so that the optimiser leaves it alone everywhere.
+    """
     gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    used = gradients[0].new_tensor([float(one.grad is not None) for one in parameters])
+    flat = torch.cat([*(gradient.flatten() for gradient in gradients), used])
     torch.distributed.all_reduce(flat)
-    for parameter, piece in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
-        parameter.grad = piece.view_as(parameter)
+    *pieces, users = flat.split([*(one.numel() for one in parameters), len(parameters)])
+    unsure = any(one.grad is None for one in parameters)  # only then is it worth waiting for the answer
+    counts = users.tolist() if unsure else [1.0] * len(parameters)
+    for parameter, piece, count in zip(parameters, pieces, counts, strict=True):
+        parameter.grad = piece.view_as(parameter) if count else None
 
 
 def _mix(*numbers: int) -> int:

@@ -206,6 +206,15 @@ class Phase:
                 self.dials[name].fill_(value)
                 self._turned[name] = value
 
+    def is_off(self, term: str) -> bool:
+        """Whether a loss term weighs nothing at this step, so that it need not be computed."""
+        return self._turned.get(weight_of(term)) == 0
+
+    @property
+    def off(self) -> frozenset[str]:
+        """The weights that are zero at this step: a recorded step is one with these."""
+        return frozenset(name for name in self._products if self._turned.get(name) == 0)
+
     def weights(self) -> Weights:
         """Every transformed weight, by its name in the encoder, made once for this step."""
         stored, made = dict(self.encoder.named_parameters()), Weights()
@@ -231,7 +240,7 @@ class Phase:
                         f"two methods of one phase both have a loss called {name!r}; put them into phases of their own"
                     )
                 terms[name] = value
-        if step.batch.labels is not None and not self._is_off("task"):
+        if step.batch.labels is not None and not self._is_never_on("task"):
             each = losses(self.encoder.heads[self.head], step.scores, step.batch)
             terms["task"] = step.mean(each, step.batch.labelled)
         if not terms:
@@ -300,7 +309,7 @@ class Phase:
             parts.append((torch.stack([found[name] for name in said]) * weights).sum())
         return torch.stack(parts).sum() if len(parts) > 1 else parts[0]
 
-    def _is_off(self, term: str) -> bool:
+    def _is_never_on(self, term: str) -> bool:
         return weight_of(term) in self._products and self._products[weight_of(term)].is_off
 
 
