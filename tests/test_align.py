@@ -16,6 +16,7 @@ from smallbert.methods.drop_layers import CHOICES
 from smallbert.methods.share_projections import _matrices
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import save_folder
+from smallbert.model.replace import head_count
 from smallbert.probing.attentions import watched
 from smallbert.recipe import Recipe
 from smallbert.tiny import SHAPES
@@ -443,6 +444,38 @@ def test_layers_whose_turn_has_not_come_cost_nothing_and_change_nothing(pair, sc
             torch.testing.assert_close(torch.zeros_like(expected) if slope is None else slope, expected)
         if progress == 0.0 and transform == "linear_each":
             assert [slopes[f"1.align.{number}.weight"] is None for number in (0, 1)] == [False, True]
+
+
+def test_too_few_steps_for_all_layers_in_turn_are_noted(pair):
+    student, (_, folder) = pair[0], pair[1]["like"]
+    text = "align(teacher={!r}, schedule={!r}, share={}) + train(epochs=1, batch={})"
+    for schedule, share, batch, noted in [
+        ("progressive", 1.0, 24, True),  # one step
+        ("stacked", 0.5, 8, True),  # one and a half
+        ("progressive", 1.0, 12, False),
+        ("constant", 1.0, 24, False),
+    ]:
+        notes = run(text.format(folder, schedule, share, batch), student, TASK, judge=False).notes
+        assert any("too few for 2 pairs of layers" in note for note in notes) == noted, (schedule, share, batch)
+
+
+def test_heads_are_counted_in_the_layers_and_not_in_the_config(pair):
+    student, (_, folder) = pair[0], pair[1]["like"]
+    assert head_count(student) == 4
+    for heads, metric in ((2, "kl"), (1, "mse")):  # one head would be compared with each of four
+        cut = f"mark('big') | student(2, heads={heads}, start='slice') | "
+        check_refused(
+            f"{cut}align('attention', metric={metric!r}, teacher={folder!r}) + {WHOLE}", student, TASK,
+            f"the student attends with {heads} heads and the teacher with 4",
+        )  # fmt: skip
+    cut = run("student(2, heads=2, start='slice')", student, TASK).encoder
+    assert head_count(cut) == 2 and cut.backbone.config.num_attention_heads == 4
+    values = [
+        loss_of(f"mark('cut') | student(1) | align('relations', heads={heads}, teacher='cut', task=0.0) + {WHOLE}", cut)
+        for heads in (0, 2, 4)
+    ]
+    torch.testing.assert_close(values[0], values[1])
+    assert not torch.allclose(values[0], values[2])
 
 
 # Several terms, several teachers, one look.

@@ -121,6 +121,14 @@ def test_numbers_by_name():
     assert number(card, "throughput") is None and number(card, "mcc") is None
 
 
+def test_a_card_says_what_part_of_a_gpu_its_run_had(monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "25")
+    assert "gpu_per_cent" not in machine()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda place: "a GPU")
+    assert machine()["gpu"] == "a GPU" and machine()["gpu_per_cent"] == 25.0
+
+
 def test_machine_and_versions_say_no_host_name_and_nothing_heavy_is_imported():
     import platform
 

@@ -47,6 +47,7 @@ def inspect_folder(folder: Path | str) -> dict[str, Any]:
     from smallbert.measuring.disk import measure_bytes
     from smallbert.model.encoder import HEAD
     from smallbert.model.folders import load_folder
+    from smallbert.model.replace import head_count
 
     folder = Path(folder)
     encoder = load_folder(folder)
@@ -57,7 +58,7 @@ def inspect_folder(folder: Path | str) -> dict[str, Any]:
         "family": encoder.family,
         "layers": len(encoder.order),
         "width": encoder.width,
-        "heads": getattr(config, "num_attention_heads", None),
+        "heads": head_count(encoder) or None,
         "vocabulary": config.vocab_size,
         "parameters": {**cost.count_parameters(encoder), **_by_part(encoder)},
         "bytes": measure_bytes(folder),

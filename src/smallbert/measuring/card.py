@@ -160,16 +160,21 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on; the host's name is left out, and torch is asked only if already imported."""
+    """What the numbers were measured on; the host's name is left out, and torch is asked only if already imported.
+
+    Of a GPU that is shared by parts, the part too: torch draws random numbers by how many processors it sees.
+    """
     torch = sys.modules.get("torch")
     gpu = torch.cuda.get_device_name(0) if torch is not None and torch.cuda.is_available() else None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    part = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") if gpu else None
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu(),
         "cores": cores,
         "memory_gb": _memory(),
         "gpu": gpu,
+        **({"gpu_per_cent": float(part)} if part else {}),
     }
 
 

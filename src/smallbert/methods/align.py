@@ -36,6 +36,7 @@ from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
+from smallbert.model.replace import head_count
 from smallbert.model.walk import Taps
 from smallbert.sources import folder_read
 from smallbert.training.alignment import (
@@ -57,7 +58,6 @@ from smallbert.training.comparable import (
     check_tokens,
     check_widths,
     check_windows,
-    heads_of,
 )
 from smallbert.training.schedule import Schedule
 
@@ -129,7 +129,7 @@ class Align(Method):
             if self.what in ("attention", "scores"):
                 check_heads(phase.encoder, teacher)
             if self.what == "relations":
-                check_parts((phase.encoder, teacher), self.of, self.heads or heads_of(teacher) or 1)
+                check_parts((phase.encoder, teacher), self.of, self._heads(teacher))
         if phase.stream is not None or all(type(method).data is Method.data for method in phase.methods):
             self._check_tokens(phase.stream.kind if phase.stream else phase.task and phase.task.kind)
 
@@ -140,6 +140,11 @@ class Align(Method):
         pairs = self._pairs(len(student.order), len(teacher.order))
         if "attention" in roles and self.metric in ON_CHANCES and phase.stream is not None:
             check_windows(student, teacher, pairs, max(phase.stream.views[STUDENT].lengths), self.metric)
+        if self.schedule in STAIRS and phase.stream is not None and phase.planned_steps * self.share < len(pairs):
+            phase.notes.append(
+                f"align: {phase.planned_steps} steps are too few for {len(pairs)} pairs of layers one after the other: "
+                "some are never taught; train longer, or pair fewer layers"
+            )
         phase.taps.update(roles)
         wanted = {role: {theirs - 1 for _, theirs in pairs} for role in roles}
         states = {"first" if self._reads_first else "hidden": {theirs for _, theirs in pairs}}
@@ -170,7 +175,7 @@ class Align(Method):
         phase, every = step.phase, self._pairs_in(step.phase)
         name, teacher = phase.name_of(self), phase.teacher(self.teacher)
         pairs = self._pairs_at(phase, every)
-        heads = self.heads or getattr(teacher.backbone.config, "num_attention_heads", 1)
+        heads = self._heads(teacher)
         mine: Taps = {"hidden": dict(enumerate(step.states.hidden)), **step.states.taps}
         theirs = step.taught(self.teacher).taps
         with torch.autocast(phase.device.type, enabled=False):
@@ -244,6 +249,10 @@ class Align(Method):
             chosen = batch.tokens() & marks
         shares = batch.shares(chosen)
         return batch.rows(shares, 0.0) if self.what in ROWS else shares
+
+    def _heads(self, teacher: Encoder) -> int:
+        """In how many parts relations are compared."""
+        return self.heads or head_count(teacher) or 1
 
     def _pairs_in(self, phase: Any) -> Pairs:
         return self._pairs(len(phase.encoder.order), len(phase.teacher(self.teacher).order))

@@ -86,11 +86,18 @@ def draw_heads(encoder: Encoder, seed: int, keep_dense: bool = False) -> None:
 
 
 def head_shape(encoder: Encoder) -> tuple[int, int]:
-    """How many heads a layer has, which may be fewer than its config says, and how large they are."""
-    backbone = encoder.backbone
-    size = encoder.width // backbone.config.num_attention_heads
+    """How many heads a layer has, and how large they are."""
+    return head_count(encoder), encoder.width // encoder.backbone.config.num_attention_heads
+
+
+def head_count(encoder: Encoder) -> int:
+    """How many heads a layer has, which may be fewer than its config says; 0 where layers have none."""
+    backbone, config = encoder.backbone, encoder.backbone.config
+    if not anatomy(backbone).q or not layers(backbone):
+        return 0
     out: Any = part(backbone, layers(backbone)[0], "out").module
-    return out.in_features // size, size
+    whole = getattr(config, "true_hidden_size", encoder.width)  # MobileBERT attends in a bottleneck
+    return int(config.num_attention_heads * out.in_features // whole)
 
 
 def resized(encoder: Encoder, width: int, heads: int, size: int, inner: int) -> Encoder:

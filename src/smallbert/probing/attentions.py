@@ -18,7 +18,8 @@ from smallbert.data import STUDENT, tokenise, usable_length
 from smallbert.errors import RunError, UserError
 from smallbert.model.anatomy import anatomy, layers
 from smallbert.model.encoder import Encoder
-from smallbert.probing.heads import counting, evaluating, head_count
+from smallbert.model.replace import head_count
+from smallbert.probing.heads import counting, evaluating
 from smallbert.tasks.derived import limit
 from smallbert.tasks.task import Split, Task
 

@@ -25,6 +25,7 @@ from smallbert.model.anatomy import anatomy, layers, part
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder
 from smallbert.model.heads import IGNORE, losses
+from smallbert.model.replace import head_count
 from smallbert.tasks.derived import limit
 
 if TYPE_CHECKING:
@@ -95,11 +96,6 @@ def normalise(importance: Tensor) -> Tensor:
     """
     length = importance.norm(dim=-1, keepdim=True)
     return importance / torch.where(length > 0, length, 1.0)
-
-
-def head_count(encoder: Encoder) -> int:
-    """How many heads each layer has."""
-    return int(encoder.backbone.config.num_attention_heads)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 from smallbert.errors import UserError
 from smallbert.model.anatomy import layers, part
 from smallbert.model.encoder import Encoder
+from smallbert.model.replace import head_count
 from smallbert.training.alignment import Pairs
 from smallbert.training.teachers import same_tokens
 
@@ -48,14 +49,9 @@ def check_widths(student: Encoder, teacher: Encoder) -> None:
         )
 
 
-def heads_of(model: Encoder) -> int | None:
-    """How many attention heads its layers have."""
-    return getattr(model.backbone.config, "num_attention_heads", None)
-
-
 def check_heads(student: Encoder, teacher: Encoder) -> None:
     """Refuse attention of other numbers of heads."""
-    if (mine := heads_of(student)) != (theirs := heads_of(teacher)):
+    if (mine := head_count(student)) != (theirs := head_count(teacher)):
         raise UserError(
             f"align: the student attends with {mine} heads and the teacher with {theirs}; compare "
             "what='relations', which splits both alike"
