@@ -690,6 +690,26 @@ def test_a_tagging_teacher_may_cut_words_otherwise(tmp_path, layout):
     assert outcome.packed == packed and not is_same_state(outcome.encoder, student)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_word_takes_the_scores_of_another_texts_word(layout):
+    """Words may have larger numbers than there are tokens, since a tokenizer may find nothing in some of them."""
+    from smallbert.methods.distill import by_words
+
+    encoder, task = small(), toy_task("tag", 24)
+    batch = batch_of(encoder, task, [0, 1], **LAYOUTS[layout])
+    scores = torch.arange(1.0, 1 + batch.input_ids.numel()).view(*batch.input_ids.shape, 1)
+    plain, known = by_words(scores, batch, batch)
+    assert torch.equal(known, (batch.words >= 0).float()) and torch.equal(plain, scores * known[..., None])
+    far = batch.words.clone()
+    far.view(-1)[1] = batch.longest + 2  # the first word of the first text, as if many had been before it
+    batch = replace(batch, words=far)
+    found, both = by_words(scores, batch, batch)
+    assert known.view(-1)[1] == 1 and both.view(-1)[1] == 0 and found.view(-1)[1] == 0
+    rest = torch.arange(known.numel()) != 1
+    assert torch.equal(both.view(-1)[rest], known.view(-1)[rest])
+    assert torch.equal(found.view(-1)[rest], plain.view(-1)[rest])
+
+
 def test_a_family_without_attention_is_refused(pair):
     from dataclasses import replace
 
