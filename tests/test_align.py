@@ -20,7 +20,7 @@ from smallbert.model.folders import save_folder
 from smallbert.probing.attentions import watched
 from smallbert.recipe import Recipe
 from smallbert.tiny import SHAPES
-from smallbert.training.alignment import MAPS, attention_scores, distance
+from smallbert.training.alignment import MAPS, Side, attention_scores, distance
 from smallbert.training.loop import train
 
 TASK = toy_task("pair", 24)
@@ -323,6 +323,19 @@ def test_scores_of_two_families_are_compared_without_their_rows_means(sides, met
             read.append(replace(side, values=side.values + (0.0 if side.centred else shift)))
         found.append(distance(*read, metric).mean())
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("metric", ["mse", "l1", "cosine"])
+def test_scores_are_compared_where_both_look(metric):
+    """Neither the distance nor the mean that is taken off knows of cells that only one of them looks at."""
+    place = torch.arange(5)
+    near, every = (place[:, None] - place).abs()[None, None] < 2, torch.ones(1, 1, 1, 5, dtype=torch.bool)
+    scores, others = torch.randn(2, 1, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+    theirs, shifted = Side(scores, near), Side((scores + 7).where(near, 50 * others), every, centred=True)
+    for one, other in ((shifted, theirs), (theirs, shifted)):
+        torch.testing.assert_close(distance(one, other, metric), torch.zeros(1, 5), atol=1e-5, rtol=0)
+    unlike = Side(shifted.values + others, every, centred=True)
+    assert distance(unlike, theirs, metric).sum() > 0.1
 
 
 # Which layers, when, and how much.
