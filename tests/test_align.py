@@ -8,6 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from test_resume import counted
 from toys import batch_of, check_refused, is_same_state, pairs, phase_of, run, small, toy_task
 
 from smallbert.errors import UserError
@@ -20,7 +21,7 @@ from smallbert.model.replace import head_count
 from smallbert.probing.attentions import watched
 from smallbert.recipe import Recipe
 from smallbert.tiny import SHAPES
-from smallbert.training.alignment import MAPS, attention_scores, distance
+from smallbert.training.alignment import MAPS, Side, attention_scores, distance
 from smallbert.training.loop import train
 
 TASK = toy_task("pair", 24)
@@ -213,6 +214,33 @@ def test_tokens_are_chosen(pair, tmp_path):
     assert one == pytest.approx(other, rel=1e-4) and one > 0
 
 
+@pytest.mark.parametrize("what", ROWS)
+def test_of_rows_over_tokens_the_first_may_be_chosen(pair, what):
+    student, (teacher, folder) = pair[0], pair[1]["like"]
+    recipe = align(folder, what=what, tokens="first", layers={2: 4}, **({"heads": 2} if what == "relations" else {}))
+    each = []
+    for number in range(5):
+        sides = zip(
+            numpy_sides(what, "none", insides(student, number), 2, 2),
+            numpy_sides(what, "none", insides(teacher, number), 4, 2),
+            strict=True,
+        )
+        firsts = [[side[..., :1, :] for side in both] for both in sides]  # the first token's row, over all tokens
+        each.append(sum(numpy_metric("mse", *both, what in ("attention", "relations")) for both in firsts))
+    for layout in LAYOUTS.values():
+        assert float(loss_of(recipe, student, **layout).detach()) == pytest.approx(np.mean(each), rel=2e-4)
+
+
+def test_relations_have_as_many_parts_as_the_teacher_has_heads(pair, tmp_path):
+    student = pair[0]  # of four heads
+    save_folder(run("head", small(seed=3, num_attention_heads=2), TASK).encoder, tmp_path / "teacher")
+    found = {
+        heads: float(loss_of(align(str(tmp_path / "teacher"), what="relations", heads=heads), student).detach())
+        for heads in (0, 2, 4)
+    }
+    assert found[0] == found[2] != found[4]
+
+
 @torch.no_grad()
 def test_attention_is_what_the_layers_attend_with(family):
     encoder = small(family)
@@ -230,6 +258,15 @@ def test_attention_is_what_the_layers_attend_with(family):
             chances = side.values.masked_fill(~side.cells, -1e9).softmax(-1)[:5, :, : real.shape[1], : real.shape[1]]
             wanted = shown[place].transpose(1, 2)[real]
             torch.testing.assert_close(chances.transpose(1, 2)[real], wanted, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_scores_are_scaled_as_the_layer_scales_them(pair):
+    batch = batch_of(pair[0], TASK)
+    found = pair[0].look(batch, {"attention": {0}}, scores=False).taps["attention"][0]
+    assert found.query.shape[-1] == 4  # so the usual scale is one half
+    usual = attention_scores(replace(found, scaling=None), batch).values
+    torch.testing.assert_close(attention_scores(replace(found, scaling=0.25), batch).values, usual / 2)
 
 
 def seen_alone(encoder, layer, number):
@@ -289,6 +326,19 @@ def test_scores_of_two_families_are_compared_without_their_rows_means(sides, met
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("metric", ["mse", "l1", "cosine"])
+def test_scores_are_compared_where_both_look(metric):
+    """Neither the distance nor the mean that is taken off knows of cells that only one of them looks at."""
+    place = torch.arange(5)
+    near, every = (place[:, None] - place).abs()[None, None] < 2, torch.ones(1, 1, 1, 5, dtype=torch.bool)
+    scores, others = torch.randn(2, 1, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+    theirs, shifted = Side(scores, near), Side((scores + 7).where(near, 50 * others), every, centred=True)
+    for one, other in ((shifted, theirs), (theirs, shifted)):
+        torch.testing.assert_close(distance(one, other, metric), torch.zeros(1, 5), atol=1e-5, rtol=0)
+    unlike = Side(shifted.values + others, every, centred=True)
+    assert distance(unlike, theirs, metric).sum() > 0.1
+
+
 # Which layers, when, and how much.
 
 
@@ -298,6 +348,8 @@ def test_maps_of_layers():
     assert MAPS["skip"](6, 12) == [(1, 2), (2, 4), (3, 6), (4, 8), (5, 10)]  # PKD-Skip
     assert MAPS["last"](6, 12)[:-1] == [(1, 7), (2, 8), (3, 9), (4, 10), (5, 11)]  # PKD-Last, and its last layer
     assert MAPS["first"](3, 12) == [(1, 1), (2, 2), (3, 3)]
+    assert MAPS["first"](4, 2) == [(1, 1), (2, 2)]  # of a student that is deeper, the layers that have one
+    assert MAPS["last"](4, 2) == [(3, 1), (4, 2)]
     assert MAPS["uniform"](4, 2) == [(1, 1), (2, 1), (3, 2), (4, 2)]
     assert [its for _, its in MAPS["uniform"](24, 12)] == [layer for layer in range(1, 13) for _ in range(2)]
     assert [its for _, its in MAPS["uniform"](24, 6)] == [layer for layer in range(1, 7) for _ in range(4)]
@@ -382,6 +434,15 @@ def test_schedules(pair):
         share = 1.0 if schedule == "constant" else 0.5
         phase = phase_of(align(folder, schedule=schedule, share=share, weight=2.0), student, TASK)
         assert [weights_at(phase, x)["align"] for x in (0, 0.25, 0.5, 1)] == list(wanted)
+
+
+def test_no_stair_comes_or_goes_a_step_late_by_rounding(pair):
+    """3 * 0.4 / 3 is a little more than 12 / 30."""
+    recipe = align(pair[1]["like"][1], layers="whole", schedule="progressive", share=0.4)
+    phase = phase_of(recipe, pair[0], TASK)
+    for step, wanted in {3: (1, 0, 0), 4: (0, 1, 0), 7: (0, 1, 0), 8: (0, 0, 1), 11: (0, 0, 1), 12: (0, 0, 0)}.items():
+        found = weights_at(phase, step / 30)
+        assert tuple(found[f"align layer {mine} to {its}"] for mine, its in ((0, 0), (1, 2), (2, 4))) == wanted
 
 
 def test_a_teachers_scores_come_and_go(pair):
@@ -492,6 +553,30 @@ def test_gradients_reach_the_student_and_the_maps_alone(pair):
     slopes = {name: parameter.grad for name, parameter in phase.encoder.backbone.named_parameters()}
     assert all(slope is not None for slope in slopes.values())
     assert phase.encoder.head.out.weight.grad is None  # the labels are off
+
+
+def test_maps_begin_unlike_each_other_and_learn_at_their_own_rate(pair):
+    recipe = align(pair[1]["wide"][1], transform="linear_each", lr=0.02)
+    phase, again = (phase_of(recipe, pair[0], TASK) for _ in range(2))
+    one, other = phase.modules["align"]
+    assert not torch.equal(one.weight, other.weight)
+    assert is_same_state(phase.modules, again.modules)
+    rates = {parameter: group["lr"] for group in phase.optimiser.param_groups for parameter in group["params"]}
+    assert {rates[parameter] for parameter in phase.modules.parameters()} == {0.02}
+    assert rates[phase.encoder.backbone.encoder.layer[0].output.dense.weight] == 0.003
+
+
+def test_work_with_a_teacher_that_was_replaced_is_not_taken_over(pair, tmp_path):
+    student, folder = pair[0], tmp_path / "teacher"
+    save_folder(run("head", small(seed=3), TASK).encoder, folder)
+    recipe = f"align(teacher={str(folder)!r}) + train(epochs=1, batch=12, dropout=0.0)"
+    first = run(recipe, student, TASK, work=tmp_path / "work", judge=False)
+    with counted() as taken:
+        run(recipe, student, TASK, work=tmp_path / "work", judge=False)
+        assert not taken
+        save_folder(run("head", small(seed=4), TASK).encoder, folder)
+        other = run(recipe, student, TASK, work=tmp_path / "work", judge=False)
+    assert len(taken) == 2 and not is_same_state(first.encoder, other.encoder)
 
 
 def test_several_terms_and_teachers_in_one_phase(pair):
@@ -649,6 +734,26 @@ def test_a_tagging_teacher_may_cut_words_otherwise(tmp_path, layout):
         f"distill(teacher={name!r}) + train(epochs=1, batch=8, layout={layout!r})", student, task, judge=False
     )
     assert outcome.packed == packed and not is_same_state(outcome.encoder, student)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_word_takes_the_scores_of_another_texts_word(layout):
+    """Words may have larger numbers than there are tokens, since a tokenizer may find nothing in some of them."""
+    from smallbert.methods.distill import by_words
+
+    encoder, task = small(), toy_task("tag", 24)
+    batch = batch_of(encoder, task, [0, 1], **LAYOUTS[layout])
+    scores = torch.arange(1.0, 1 + batch.input_ids.numel()).view(*batch.input_ids.shape, 1)
+    plain, known = by_words(scores, batch, batch)
+    assert torch.equal(known, (batch.words >= 0).float()) and torch.equal(plain, scores * known[..., None])
+    far = batch.words.clone()
+    far.view(-1)[1] = batch.longest + 2  # the first word of the first text, as if many had been before it
+    batch = replace(batch, words=far)
+    found, both = by_words(scores, batch, batch)
+    assert known.view(-1)[1] == 1 and both.view(-1)[1] == 0 and found.view(-1)[1] == 0
+    rest = torch.arange(known.numel()) != 1
+    assert torch.equal(both.view(-1)[rest], known.view(-1)[rest])
+    assert torch.equal(found.view(-1)[rest], plain.view(-1)[rest])
 
 
 def test_a_family_without_attention_is_refused(pair):

@@ -13,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from test_align import other_words
 from torch.nn import functional
 from toys import accuracy, is_same_state, pairs, phase_of, run, small, toy_task
 
@@ -295,6 +296,38 @@ def test_guesses_are_the_models_own():
     film = tokenizer.convert_tokens_to_ids("film")
     near = [tokenizer.decode([number]) for number in (table @ table[film]).argsort(descending=True).tolist()]
     assert guesser.nearest(["film"])["film"] == [name for name in near if name.isalpha() and name != "film"][:15]
+
+
+def test_a_word_of_several_pieces_is_not_asked_for_but_the_nearest_are_taken():
+    """Even where its first piece is a word too: a masked LM would guess at one piece and not at the word."""
+    encoder = small()
+    encoder.tokenizer = other_words()
+    guesser = Guesser(with_words(encoder).eval())
+    ((film, letter),) = guesser.guesses(["film x"])
+    assert guesser.names == list("abcdefghijklmnopqrstuvwxyz")  # so both begin with a word
+    near = guesser.nearest(["film", "x"])
+    assert film == near["film"] and letter != near["x"]
+
+
+def test_a_text_that_has_the_mask_token_itself_is_not_asked_about():
+    """There would be several places to guess at; the guesses for other texts stay theirs."""
+    guesser = Guesser(with_words(small()).eval())
+    text = "the film was warm"
+    marked, other = guesser.guesses(["the [MASK] film", text])
+    assert marked[1] == guesser.nearest(["film"])["film"]
+    assert [other] == guesser.guesses([text]) and other[0] != marked[1]
+
+
+def test_each_row_draws_by_its_own_number():
+    """Not by its place in the chunk that is worked on at a time."""
+    task = toy_task("classify", 2)
+    text = "warm film dull story bright music flat scene cold plot"
+    same = Split([text] * 130, None, [0] * 130, [str(row) for row in range(130)])
+    recipe = f"augment(copies=1, ways='delete', labels='kept') + {SHORT}"
+    rows = rows_of(recipe, replace(task, splits={**task.splits, "train": same}))
+    made = dict(zip(rows.ids[130:], rows.texts[130:], strict=True))
+    assert len(made) == 130
+    assert sum(made[f"{row} copy 0"] == made[f"{row + 64} copy 0"] for row in range(66)) < 6
 
 
 def test_grams_are_one_to_five_words_in_a_row():

@@ -16,10 +16,10 @@ import torch
 from test_align import other_words
 from test_features import ENVIRONMENT
 from test_resume import counted, killed_at, no_pickle
-from toys import is_same_state, phase_of, run, small, toy_task
+from toys import is_same_state, phase_of, run, small, stream_of, toy_task
 
 from smallbert.batches import Layout, make_batch
-from smallbert.data import STUDENT
+from smallbert.data import STUDENT, Tokens
 from smallbert.errors import RunError, UserError
 from smallbert.features import asking, building, cache, taught
 from smallbert.features.asking import keep_taught
@@ -305,6 +305,85 @@ def test_more_than_is_wanted_will_do_and_less_will_not(teachers, tmp_path):
             torch.testing.assert_close(kept, live, rtol=1e-4, atol=1e-6)
     looked_and_kept(hidden.replace("1: 2", "1: 1"), TASK, tmp_path)
     assert len(stores(tmp_path)) == 4
+
+
+# Which store a text is read from.
+
+SCORES = cache.What("a teacher", "texts", (), (), "float16")
+FIRST = replace(SCORES, scores="", first=(2,))
+BOTH = replace(SCORES, first=(2,))
+
+
+@pytest.fixture(scope="module")
+def cache_of():
+    """Makes a cache of some of a task's texts."""
+    encoder = run("head", small(), TASK).encoder
+    every = stream_of(encoder, TASK, "train").views[STUDENT]
+
+    def make(index, what, folder):
+        index = np.asarray(index)
+        places, offsets = every.places(index), np.concatenate([[0], np.cumsum(every.lengths[index])])
+        return cache.Cache(encoder, Tokens(every.ids[places], every.types[places], offsets), what, folder)
+
+    return make
+
+
+def fill_partly(made):
+    """As a run does that is killed while it writes the second shard."""
+    write = building._write_shard
+
+    def killed(encoder, stream, plan, out, number, tell):
+        if number == 1:
+            raise KeyboardInterrupt
+        write(encoder, stream, plan, out, number, tell)
+
+    with patch.object(building, "_write_shard", killed), pytest.raises(KeyboardInterrupt):
+        made.fill(quiet)
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")], ids=str)
+def test_a_text_is_read_from_where_it_was_read_first_whatever_came_since(cache_of, names, tmp_path):
+    for what, name in zip((SCORES, BOTH), names, strict=True):
+        ((store,), _, _) = cache_of(range(6), what, tmp_path).fill(quiet)
+        store.path.rename(tmp_path / name)  # names are hashes, so the older one may stand first or last
+    found, which, _ = cache_of(range(8), SCORES, tmp_path).fill(quiet)  # two texts are new
+    assert [found[number].path.name for number in which[:6]] == [names[0]] * 6
+    assert len(found) == 3 and {found[number].path.name for number in which[6:]}.isdisjoint(names)
+
+
+def test_what_a_store_lacks_is_not_taken_from_it(cache_of, tmp_path):
+    cache_of(range(6), FIRST, tmp_path).fill(quiet)
+    assert not cache_of(range(6), FIRST, tmp_path).jobs
+    for what in (
+        SCORES,
+        BOTH,
+        replace(FIRST, dtype="float32"),
+        replace(FIRST, first=(1,)),
+        replace(FIRST, hidden=(2,)),
+    ):
+        made = cache_of(range(6), what, tmp_path)
+        assert not made.stores and [len(job.stream) for job in made.jobs] == [6]
+
+
+@patch.object(cache, "SHARD_TEXTS", 4)
+def test_texts_of_an_unfinished_store_are_planned_once(cache_of, tmp_path):
+    fill_partly(cache_of(range(8), SCORES, tmp_path))
+    (begun,) = (file.parent for file in tmp_path.glob("*/store.json"))
+    made = cache_of(range(12), SCORES, tmp_path)
+    assert [len(job.stream) for job in made.jobs] == [8, 4] and made.jobs[0].path == begun
+    found, which, _ = made.fill(quiet)
+    assert sorted(len(read_keys(store.path)) for store in found) == [4, 8] and len(set(which)) == 2
+
+
+@patch.object(cache, "SHARD_TEXTS", 4)
+def test_an_unfinished_store_is_left_alone_where_some_of_its_texts_are_not_at_hand(cache_of, tmp_path):
+    fill_partly(cache_of(range(8), SCORES, tmp_path))
+    (begun,) = (file.parent for file in tmp_path.glob("*/store.json"))
+    files = {file.name: file.read_bytes() for file in begun.iterdir()}
+    made = cache_of(range(4, 12), SCORES, tmp_path)
+    assert [len(job.stream) for job in made.jobs] == [8] and made.jobs[0].path != begun
+    made.fill(quiet)
+    assert {file.name: file.read_bytes() for file in begun.iterdir()} == files
 
 
 def test_another_teacher_is_told_apart(tmp_path):

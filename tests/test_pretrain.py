@@ -9,8 +9,8 @@ from toys import is_same_state, phase_of, run, small, toy_task, trajectory
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from smallbert.batches import Layout, make_batch
-from smallbert.corpus import lines_of, masked_stream, read_blocks
-from smallbert.data import STUDENT
+from smallbert.corpus import Blocks, lines_of, masked_stream, read_blocks
+from smallbert.data import STUDENT, Tokens
 from smallbert.errors import UserError
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.heads import IGNORE, UNKNOWN
@@ -62,6 +62,20 @@ def test_blocks_hold_whole_lines_of_one_document(text):
     assert rows[2].startswith("[CLS] it was a very") and blocks.tokens.lengths.max() <= 24
     words = " ".join(" ".join(LINES).split() * 4)
     assert " ".join(" ".join(rows).replace("[CLS]", "").replace("[SEP]", "").split()).replace("[UNK]", "us") == words
+
+
+def test_longer_lines_are_cut_between_two_words(tmp_path):
+    (tmp_path / "long.txt").write_text("the unkindly films unkindly the unkind")  # 1 + 3 + 2 + 3 + 1 + 2 pieces
+    tokenizer = pieces()
+
+    def rows(length):
+        blocks = blocks_of(tmp_path / "long.txt", length, tokenizer)
+        ids = [blocks.tokens.ids[a + 1 : b - 1] for a, b in zip(*_bounds(blocks), strict=True)]
+        return [" ".join(tokenizer.convert_ids_to_tokens(some.tolist())) for some in ids]
+
+    assert rows(7) == ["the un ##kind ##ly", "film ##s un ##kind ##ly", "the un ##kind"]  # five pieces have room
+    assert rows(6) == ["the un ##kind ##ly", "film ##s", "un ##kind ##ly the", "un ##kind"]
+    assert rows(4)[:4] == ["the", "un ##kind", "##ly", "film ##s"]  # a word that no block has room for is cut
 
 
 def _bounds(blocks):
@@ -123,6 +137,16 @@ def test_the_share_is_right_and_so_are_eighty_ten_ten(tmp_path, share):
     assert max(abs(a - b) for a, b in zip(counts, wanted, strict=True)) <= 1  # words that are [UNK] are not counted
 
 
+def test_words_are_swapped_for_any_of_the_vocabulary(tmp_path):
+    (tmp_path / "long.txt").write_text("\n".join(LINES * 400))
+    blocks = blocks_of(tmp_path / "long.txt", 42)
+    drawn = masked_stream(blocks, 1.0, False, False).draw(np.arange(len(blocks.tokens)), 1)
+    now, then = drawn.views[STUDENT].ids, blocks.tokens.ids
+    swapped = now[(now != MASK) & (now != then)]
+    counts = np.bincount(swapped, minlength=len(blocks.special))[~blocks.special]
+    assert len(swapped) > 1000 and counts.min() > 0 and counts.max() < 3 * counts.mean()
+
+
 def test_whole_words_are_hidden_whole(tmp_path):
     (tmp_path / "words.txt").write_text("\n\n".join(["films unkindly the filmset seem unkind the the"] * 200))
     blocks = blocks_of(tmp_path / "words.txt", 32, pieces())
@@ -133,6 +157,18 @@ def test_whole_words_are_hidden_whole(tmp_path):
     assert not parts[0].any() and parts[1].any()
     # films 2, unkindly 3, the 1, filmset 3, seem 1, unkind 2, the 1, the 1: fourteen pieces
     assert len(blocks.tokens.ids) == 200 * 16 and one(True).mean() * 16 / 14 == pytest.approx(0.25, rel=0.1)
+
+
+def test_no_word_reaches_over_from_the_text_before():
+    """Where the first piece of a word is unknown, and so never hidden, the rest of it is a word for itself."""
+    ids = np.array([2, 5, 6, 3, 2, 1, 7, 8, 3], np.int32)  # [CLS] a b [SEP], [CLS] [UNK] ##c d [SEP]
+    tokens = Tokens(ids, np.zeros(9, np.uint8), np.array([0, 4, 9]))
+    blocks = Blocks(tokens, np.array([1, 1, 1, 1, 1, 1, 0, 1, 1], bool), np.arange(9) < 5, MASK)
+    stream = masked_stream(blocks, 0.5, True, False)
+    for seed in range(8):
+        both = stream.draw(np.array([0, 1]), seed).labels
+        assert (both[:4] != IGNORE).sum() == (both[4:] != IGNORE).sum() == 1  # of two words in each
+        assert np.array_equal(stream.draw(np.array([1]), seed).labels, both[4:])
 
 
 @pytest.mark.parametrize("front", ["", "mix_layers | ", "gate_layers | "])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from toys import batch_of, check_refused, is_same_state, pairs, phase_of, run, scores_of, small, snapshot, toy_task
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from smallbert.data import tokenizer_key
 from smallbert.errors import UserError
@@ -14,7 +14,8 @@ from smallbert.model.encoder import load
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.heads import losses
 from smallbert.model.slicing import choose, features, top
-from smallbert.tiny import SHAPES
+from smallbert.model.words import WORDS, put_word_head
+from smallbert.tiny import SHAPES, make_tokenizer
 from smallbert.training.importance import weigh_by_loss
 
 TASK = toy_task("pair", 16)
@@ -108,18 +109,56 @@ def test_modernbert_keeps_both_rows_of_a_gated_neuron_and_q_k_v_of_a_head():
     assert torch.equal(mine.mlp.Wi.weight, theirs.mlp.Wi.weight[torch.cat([choice.neurons, choice.neurons + 32])])
 
 
-def test_smaller_heads_turn_as_fast_as_those_they_were_cut_out_of():
+@pytest.mark.parametrize("heads", [4, 2])
+def test_smaller_heads_turn_as_fast_as_those_they_were_cut_out_of(heads):
     """A head of half the size has every second angle, so its numbers stay where they turned as they do now."""
-    teacher = trained("modernbert")
-    student = run("student([2], width=8, heads=4, start='slice')", teacher, TASK).encoder
+    teacher, size = trained("modernbert", num_attention_heads=heads), 8 // heads
+    student = run(f"student([2], width=8, heads={heads}, start='slice')", teacher, TASK).encoder
     place = torch.arange(5)[None]
     angles = [e.backbone.rotary_emb(torch.zeros(1), place, "full_attention")[0][0] for e in (teacher, student)]
-    (choice,) = choose(teacher, [2], 4, 4, 2, 16)
+    (choice,) = choose(teacher, [2], heads, heads, size, 16)
     assert choice.looks.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
-    torch.testing.assert_close(angles[0][:, choice.looks[:2]], angles[1])
+    torch.testing.assert_close(angles[0][:, choice.looks[:size]], angles[1])
     assert torch.isfinite(scores_of(student, TASK)).all()
     with pytest.raises(UserError, match="even size"):
-        run("student([2], width=12, heads=4, start='slice')", teacher, TASK)
+        run(f"student([2], width={3 * heads}, heads={heads}, start='slice')", teacher, TASK)
+
+
+def test_values_of_smaller_heads_are_those_that_are_passed_on():
+    """In one matrix with q and k, which are chosen otherwise."""
+    teacher = trained("modernbert")
+    with torch.no_grad():
+        layers(teacher.backbone)[2].attn.Wo.weight[:, ::4] = 0  # the first number of each head, at which it looks
+    student = run("student([2], width=8, heads=4, start='slice')", teacher, TASK).encoder
+    (choice,) = choose(teacher, [2], 4, 4, 2, 16)
+    wide, (looks, passes) = top(features(teacher, [2]), 8), (choice.looks, choice.passes)
+    assert (looks % 4 == 0).any() and (passes % 4 > 0).all()
+    mine, theirs = layers(student.backbone)[0].attn, layers(teacher.backbone)[2].attn
+    rows = torch.cat([looks, looks + 16, passes + 32])
+    assert torch.equal(mine.Wqkv.weight, theirs.Wqkv.weight[rows][:, wide])
+    assert torch.equal(mine.Wo.weight, theirs.Wo.weight[wide][:, passes])
+
+
+def test_large_values_that_nothing_reads_are_not_kept():
+    teacher = trained()
+    with torch.no_grad():
+        attention = layers(teacher.backbone)[1].attention
+        attention.self.value.weight[[1, 2]] *= 9
+        attention.output.dense.weight[:, [1, 2]] = 0
+    (choice,) = choose(teacher, [1], 4, 4, 2, 32)
+    assert choice.passes[:2].tolist() == [0, 3]
+
+
+def test_heads_that_share_a_bias_are_the_same_in_all_layers():
+    """One layer would keep the first head and the other the last; the last weighs more in both together."""
+    teacher = trained("mpnet")
+    with torch.no_grad():
+        for number, rows, times in ((0, slice(0, 4), 10), (2, slice(12, 16), 100)):
+            part(teacher.backbone, layers(teacher.backbone)[number], "q").module.weight[rows] *= times
+    assert [one.heads.tolist() for one in choose(teacher, [0, 2], 4, 1, 4, 32)] == [[3], [3]]
+    student = run("student([0, 2], heads=1, start='slice')", teacher, TASK).encoder
+    biases = [encoder.backbone.encoder.relative_attention_bias.weight for encoder in (student, teacher)]
+    assert torch.equal(biases[0], biases[1][:, [3]])
 
 
 def test_what_weighs_nothing_goes_first():
@@ -147,6 +186,17 @@ def test_by_the_loss_what_never_speaks_goes_first():
     )
     torch.testing.assert_close(scores_of(loss, TASK), scores_of(teacher, TASK))
     assert not torch.allclose(scores_of(size, TASK), scores_of(teacher, TASK), atol=1e-4)
+
+
+def test_features_matter_by_the_sum_of_what_their_weights_do():
+    """Which is known by the loss; only of weights themselves are squares taken."""
+    teacher = trained()
+    layer, numbers = layers(teacher.backbone)[1], torch.Generator().manual_seed(0)
+    importance = {one: torch.rand(one.shape, generator=numbers) for one in teacher.backbone.parameters()}
+    matrix = {role: part(teacher.backbone, layer, role).module.weight for role in ("q", "k", "v", "up", "out", "down")}
+    for found, told in ((importance, importance), (None, {one: one.detach() ** 2 for one in matrix.values()})):
+        wanted = sum(told[one].sum(1 if role in ("out", "down") else 0) for role, one in matrix.items())
+        torch.testing.assert_close(features(teacher, [1], found), wanted)
 
 
 def test_importance_is_weights_times_gradients(family):
@@ -279,6 +329,19 @@ def test_a_checkpoint_of_this_very_task_keeps_its_head(tmp_path):
     save_folder(tuned, tmp_path / "tuned")
     student = run(f"student(model='{tmp_path / 'tuned'}')", trained(), TASK).encoder
     assert torch.equal(scores_of(student, TASK), scores_of(tuned, TASK))
+
+
+def test_another_checkpoint_brings_its_second_vocabulary_and_what_its_file_has_for_words(tmp_path):
+    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model("bert", **SHAPES["bert"]))
+    model.save_pretrained(tmp_path / "words")
+    make_tokenizer().save_pretrained(tmp_path / "words")
+    student = run(f"student(model='{tmp_path / 'words'}')", trained("roberta"), TASK).encoder
+    assert put_word_head(student) == "its model file"
+    assert torch.equal(student.heads[WORDS].dense.weight, model.cls.predictions.transform.dense.weight)
+    two = run("add_vocabulary(110)", small(), TASK).encoder
+    save_folder(two, tmp_path / "two")
+    student = run(f"student(model='{tmp_path / 'two'}')", trained("roberta"), TASK).encoder
+    assert student.second == two.second and student.second
 
 
 # Who teaches
