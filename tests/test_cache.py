@@ -1,5 +1,7 @@
 """What teachers say, kept on disk: the same loss as from a teacher that looks, in any order, layout and company."""
 
+import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -436,6 +438,41 @@ def test_damage_is_named_and_what_is_lost_is_asked_again(teachers, tmp_path):
             again = run(recipe, before, TASK, judge=False)
         assert lengths.read_bytes() == known and len(stores(tmp_path)) == 1
         assert is_same_state(again.encoder, first.encoder)
+
+
+def test_damage_beside_the_shards_is_named_and_so_is_what_to_delete(teachers, tmp_path):
+    recipe = f"distill(teacher={teachers['pair']!r}) + {train(tmp_path / 'cache')}"
+    before = run("head", small(), TASK).encoder
+    first = run(recipe, before, TASK, judge=False)
+    (store,) = stores(tmp_path / "cache")
+    manifest, known = store / "store.json", (store / "store.json").read_text()
+    about = json.loads(known)
+    unnumbered = {name: value for name, value in about.items() if name != "number"}
+
+    def refused(*words):
+        with pytest.raises(UserError) as refusal:
+            run(recipe, before, TASK, judge=False)
+        assert all(word in str(refusal.value) for word in words) and "\n" not in str(refusal.value)
+
+    for damaged, said in [
+        (unnumbered, "it does not say 'number'; delete"),
+        ({**about, "number": "one"}, "it does not say 'number'; delete"),
+        ({**about, "width": 99}, "what it says is not what was written); remove the folder"),
+        ({**about, "scores": {**about["scores"], "classes": 7}}, "what it says is not what was written"),
+    ]:
+        manifest.write_text(json.dumps(damaged))
+        refused(f"{manifest} ", said, f" {store} and ")
+    manifest.unlink()
+    refused(f"{store} should hold what a teacher says, but there is no store.json in it; delete it and run again")
+    shutil.rmtree(store)
+    store.write_text("a file")
+    refused(f"{store} should hold what a teacher says", "delete it and run again")
+    shutil.rmtree(store.parent)
+    store.parent.write_text("a file")
+    refused(f"{store.parent} is a file where what a teacher says should be kept; delete it and run again")
+    store.parent.unlink()
+    assert is_same_state(run(recipe, before, TASK, judge=False).encoder, first.encoder)
+    assert manifest.read_text() == known
 
 
 # When it pays.

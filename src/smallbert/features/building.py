@@ -27,6 +27,10 @@ CLAIMS = ".claims"  # a file whose bytes stand for shards, to be locked by who w
 PAPERS = 2**30  # the byte that stands for store.json and the lengths, behind those of all shards
 
 
+class Taken(UserError):
+    """A folder in which there is something, but no store."""
+
+
 class NoRoom(UserError):
     """A store that does not fit on its disk."""
 
@@ -62,7 +66,7 @@ def build_store(
     used = out.exists() and (not out.is_dir() or any(one.name[0] != "." for one in out.iterdir()))
     known = _known(plan, out)  # after that look: what another process puts there meanwhile begins with store.json
     if known is None and used:
-        raise UserError(f"{out} already holds something else; give another folder, or move it away first")
+        raise Taken(f"{out} already holds something else; give another folder, or move it away first")
     _sweep(out)
     if verify:
         _remove_damaged(plan, out, say, line)
