@@ -1,5 +1,7 @@
 """What teachers say, kept on disk: the same loss as from a teacher that looks, in any order, layout and company."""
 
+import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -395,7 +397,7 @@ def test_another_teacher_is_told_apart(tmp_path):
         live, kept, _ = looked_and_kept(recipe, TASK, tmp_path / "cache", student=before)
         torch.testing.assert_close(kept, live, rtol=1e-6, atol=1e-7)
     notes = run(f"{recipe} + {train(tmp_path / 'cache')}", before, TASK, judge=False).notes
-    assert any("also holds what 1 other teachers said, which was left alone" in note for note in notes)
+    assert any("also holds what 1 other teacher said, which was left alone" in note for note in notes)
     assert len(stores(tmp_path / "cache")) == 2
 
 
@@ -517,6 +519,41 @@ def test_damage_is_named_and_what_is_lost_is_asked_again(teachers, tmp_path):
         assert is_same_state(again.encoder, first.encoder)
 
 
+def test_damage_beside_the_shards_is_named_and_so_is_what_to_delete(teachers, tmp_path):
+    recipe = f"distill(teacher={teachers['pair']!r}) + {train(tmp_path / 'cache')}"
+    before = run("head", small(), TASK).encoder
+    first = run(recipe, before, TASK, judge=False)
+    (store,) = stores(tmp_path / "cache")
+    manifest, known = store / "store.json", (store / "store.json").read_text()
+    about = json.loads(known)
+    unnumbered = {name: value for name, value in about.items() if name != "number"}
+
+    def refused(*words):
+        with pytest.raises(UserError) as refusal:
+            run(recipe, before, TASK, judge=False)
+        assert all(word in str(refusal.value) for word in words) and "\n" not in str(refusal.value)
+
+    for damaged, said in [
+        (unnumbered, "it does not say 'number'; delete"),
+        ({**about, "number": "one"}, "it does not say 'number'; delete"),
+        ({**about, "width": 99}, "what it says is not what was written); remove the folder"),
+        ({**about, "scores": {**about["scores"], "classes": 7}}, "what it says is not what was written"),
+    ]:
+        manifest.write_text(json.dumps(damaged))
+        refused(f"{manifest} ", said, f" {store} and ")
+    manifest.unlink()
+    refused(f"{store} should hold what a teacher says, but there is no store.json in it; delete it and run again")
+    shutil.rmtree(store)
+    store.write_text("a file")
+    refused(f"{store} should hold what a teacher says", "delete it and run again")
+    shutil.rmtree(store.parent)
+    store.parent.write_text("a file")
+    refused(f"{store.parent} is a file where what a teacher says should be kept; delete it and run again")
+    store.parent.unlink()
+    assert is_same_state(run(recipe, before, TASK, judge=False).encoder, first.encoder)
+    assert manifest.read_text() == known
+
+
 # When it pays.
 
 
@@ -564,9 +601,12 @@ def test_a_cache_in_a_file_is_refused_before_anything_is_trained(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="is a file; name a folder"):
         Recipe(f"finetune | distill + {train(tmp_path / 'file')}")
+    for nothing in ("", " "):
+        with pytest.raises(UserError, match="cache is auto, none or a folder"):
+            Recipe(f"finetune | distill + {train(nothing)}")
 
 
-def test_progress_and_time_left(teachers):
+def test_progress_leaves_the_time_left_to_who_shows_it(teachers):
     seen = []
     before = run("head", small(), TASK).encoder
     with patch.object(cache, "SHARD_TEXTS", 4):
@@ -578,7 +618,7 @@ def test_progress_and_time_left(teachers):
             say=lambda *one: seen.append(one),
         )
     told = [one for one in seen if one[0] == "keeping what the teacher says"]
-    assert told[-1][1:3] == (24, 24) and all(one[3].endswith(" s left") for one in told) and len(told) >= 6
+    assert told[-1][1:3] == (24, 24) and not any(one[3] for one in told) and len(told) >= 6
     assert [one[0] for one in seen].index("training") > seen.index(told[-1])
 
 

@@ -9,7 +9,7 @@ from toys import is_same_state, phase_of, run, small, toy_task, trajectory
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from smallbert.batches import Layout, make_batch
-from smallbert.corpus import Blocks, lines_of, masked_stream, read_blocks
+from smallbert.corpus import Blocks, check_text, lines_of, masked_stream, read_blocks
 from smallbert.data import STUDENT, Tokens
 from smallbert.errors import UserError
 from smallbert.model.folders import load_folder, save_folder
@@ -26,6 +26,7 @@ LINES = [
     "it was a very slow scene with flat acting and a poor idea and so the cast seems cold and grey and weak to us",
 ]
 MASK, SPECIAL = 4, range(5)
+TASK = toy_task("classify", 24)
 
 
 @pytest.fixture
@@ -169,6 +170,21 @@ def test_no_word_reaches_over_from_the_text_before():
         both = stream.draw(np.array([0, 1]), seed).labels
         assert (both[:4] != IGNORE).sum() == (both[4:] != IGNORE).sum() == 1  # of two words in each
         assert np.array_equal(stream.draw(np.array([1]), seed).labels, both[4:])
+
+
+def test_every_block_has_something_hidden_however_long_its_words_are(tmp_path):
+    (tmp_path / "words.txt").write_text(
+        "\n\n".join(["unkindly filmset", "filmset", "the", "the seem the unkindly"] * 50)
+    )
+    blocks = blocks_of(tmp_path / "words.txt", 8, pieces())
+    index, row = np.arange(len(blocks.tokens)), np.repeat(np.arange(len(blocks.tokens)), blocks.tokens.lengths)
+    for whole in (True, False):
+        for seed in range(5):
+            labels = masked_stream(blocks, 0.15, whole, False).draw(index, seed).labels
+            hidden = np.bincount(row, labels != IGNORE)
+            assert hidden.min() == 1 and (hidden <= (3 if whole else 1)).all()
+            alone = [masked_stream(blocks, 0.15, whole, False).draw(index[k : k + 1], seed).labels for k in index]
+            assert (np.concatenate(alone) == labels).all()
 
 
 @pytest.mark.parametrize("front", ["", "mix_layers | ", "gate_layers | "])
@@ -389,3 +405,61 @@ def test_settings_that_cannot_work_are_refused(text, tmp_path):
     (tmp_path / "empty.txt").write_text("\n\n")
     with pytest.raises(UserError, match="no text in"):
         run(f"pretrain({str(tmp_path / 'empty.txt')!r})", small(), None)
+
+
+def test_a_file_that_is_no_text_is_named_wherever_it_stands(tmp_path):
+    folder, before = tmp_path / "folder", run("finetune(epochs=1)", small(), TASK, judge=False).encoder
+    folder.mkdir()
+    (folder / "a.txt").write_text("\n".join(LINES * 240))
+    noise = np.random.default_rng(0).integers(0, 256, 300_000, dtype=np.uint8).tobytes()
+    recipes = (
+        "pretrain({!r}, steps=1, batch=2)",
+        "small_vocabulary(40, text={!r})",
+        "trim_vocabulary(text={!r})",
+        "unlabelled({!r}) + distill",
+    )
+    for name, content in {
+        "b.bin": noise,
+        "latin.txt": "café über\n".encode("latin-1"),
+        "wide.txt": "the film\n".encode("utf-16"),
+        "long.txt": noise.replace(b"\n", b""),
+    }.items():
+        (folder / name).write_bytes(content)
+        for recipe in recipes:
+            words = rf"{name} is not plain text in UTF-8; convert it first, or take it out of the folder"
+            with pytest.raises(UserError, match=words):
+                run(recipe.format(str(folder)), before, TASK)
+        (folder / name).unlink()
+
+
+def test_text_that_ends_in_the_middle_of_a_character_where_it_is_looked_at_is_text(tmp_path):
+    for shift in range(3):
+        for line in ("€" * 40_000, "ä€ film\n" * 10_000):
+            (tmp_path / "text.txt").write_text("\ufeff" * (shift == 0) + "a" * shift + line, encoding="utf-8")
+            check_text(str(tmp_path / "text.txt"), "pretrain")
+    (tmp_path / "text.txt").write_text("\ufffd\n" * 20)  # a character like others, though a sad one
+    check_text(str(tmp_path / "text.txt"), "pretrain")
+    (tmp_path / "text.txt").write_text("\n" * 70_000)
+    with pytest.raises(UserError, match="no text in"):
+        run(f"pretrain({str(tmp_path / 'text.txt')!r}, steps=1)", small(), None)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "pretrain({!r}, steps=1, batch=2, length=16)",
+        "small_vocabulary(60, text={!r})",
+        "add_vocabulary(60, text={!r})",
+        "trim_vocabulary(text={!r})",
+        "unlabelled({!r}) + distill + train(epochs=1)",
+    ],
+)
+def test_lines_that_are_no_text_are_counted(recipe, tmp_path):
+    (tmp_path / "a.txt").write_text("the film seems very warm\n" * 3000)
+    with (tmp_path / "a.txt").open("ab") as file:
+        file.write("the café\n".encode("latin-1") * 3 + b"a \0 film\n")
+    (tmp_path / "b.txt").write_text("the plot was dull \ufffd\n")
+    before = run("finetune(epochs=1)", small(), TASK, judge=False).encoder
+    notes = run(recipe.format(str(tmp_path)), before, TASK, judge=False).notes
+    said = "4 of 3,005 lines of text hold bytes that are not UTF-8, or NUL; line 3,001 of "
+    assert [note for note in notes if "NUL" in note] == [f"{said}{tmp_path / 'a.txt'} is the first"]

@@ -273,6 +273,7 @@ def test_any_text_is_a_recipe_or_a_user_error(text: str) -> None:
         ("toy_shrink(6.0)", "keep must be int, but 6.0 (float) was given", None),
         ("toy_shrink(True)", "keep must be int, but True (bool) was given", None),
         ("toy_shrink(which='evn')", "must be 'even' or 'first', but 'evn' (str) was given. Did you mean 'even'?", None),
+        ("align(layers='unifrom')", "(str) was given. Did you mean 'uniform'?", None),
         ("toy_shrink(which=first)", "If it is text, write it in quotes: 'first'", "first"),
         ("toy_teach | toy_shrink(13)", "keep must not be 13", "toy_shrink(13)"),
         ("toy_teach(alpha=None)", "alpha must be float, but None (NoneType) was given", None),

@@ -49,6 +49,10 @@ def test_a_teacher_without_names_must_have_its_classes_in_order(teacher, tmp_pat
     plain = named(teacher, ["LABEL_0", "LABEL_1"])
     notes = run(distill.format(saved(plain, tmp_path / "b")), small(seed=1), TASK, judge=False).notes
     assert any("are right for" in note and note.endswith("of 48 training labels") for note in notes)
+    again = str(tmp_path / "b" / "teacher")
+    twice = f"distill(teacher={again!r}) + distill(teacher={again!r}, metric='mse') + train(epochs=1)"
+    notes = run(twice, small(seed=1), TASK, judge=False).notes
+    assert sum("are right for" in note for note in notes) == 1
     with torch.no_grad():
         plain.head.out.bias.copy_(torch.tensor([1e3, 0.0]))  # who always says the same
     notes = run(distill.format(saved(plain, tmp_path / "d")), small(seed=1), TASK, judge=False).notes

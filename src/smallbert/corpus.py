@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
+import re
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ import numpy as np
 from smallbert.data import STUDENT, Stream, Tokens
 from smallbert.errors import UserError
 from smallbert.model.heads import IGNORE, UNKNOWN
+from smallbert.progress import note
 from smallbert.wheels import sha256_of
 
 CHUNK = 1000  # lines tokenised at once
-READ, SWAPPED = 0.8, 0.1  # of the chosen tokens, how many are hidden, and how many become another word
+BEGINNING = 2**16  # bytes of a file, by which it is known as text
+BROKEN = re.compile("[\0\udc80-\udcff]")  # NUL, and how Python writes bytes that are no UTF-8
+HIDDEN, SWAPPED = 0.8, 0.1  # of the chosen tokens, how many are hidden, and how many become another word
 _GOLDEN, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
@@ -39,28 +43,55 @@ def text_files(text: str, who: str) -> list[Path]:
 
 
 def text_lines(files: list[Path], say: Callable[[int, int], None] | None = None) -> Iterator[str]:
-    """Every line of the files, without its end; an empty one ends each file."""
+    """Every line of the files, without its end; an empty one ends each file. Lines that are no text are noted."""
     total, done = sum(file.stat().st_size for file in files), 0
+    lines, broken, first = 0, 0, ""
     for file in files:
         with file.open("rb") as opened:
             for number, line in enumerate(opened):
-                done += len(line)
+                done, lines = done + len(line), lines + 1
                 if say is not None and number % CHUNK == 0:
                     say(done, total)
-                yield line.decode("utf-8-sig" if not number else "utf-8", errors="replace").rstrip("\r\n")
+                text, is_whole = _decode(line, "utf-8-sig" if not number else "utf-8")
+                if not is_whole:
+                    broken, first = broken + 1, first or f"line {number + 1:,} of {file}"
+                yield text.rstrip("\r\n")
         yield ""
     if say is not None:
         say(total, total)
+    if broken:
+        note(f"{broken:,} of {lines:,} lines of text hold bytes that are not UTF-8, or NUL; {first} is the first")
+
+
+def _decode(line: bytes, coding: str) -> tuple[str, bool]:
+    """A line as text, and whether all of it is text."""
+    try:
+        return line.decode(coding), b"\0" not in line
+    except UnicodeDecodeError:
+        return line.decode(coding, errors="replace"), False
 
 
 def check_text(text: str, who: str) -> None:
-    """Refuse a file or folder in which there is nothing to read, or whose first lines are no text."""
-    lines = (line for line in text_lines(text_files(text, who)) if line.strip())
-    first = list(islice(lines, CHUNK))
-    if not first:
+    """Refuse a file or folder in which there is nothing to read, and any file whose beginning is no text."""
+    empty = True
+    for file in text_files(text, who):
+        lines, is_all = _beginning(file)
+        empty = empty and is_all and not lines
+        if 10 * sum(BROKEN.search(line) is not None for line in lines) > len(lines):
+            aside = "" if file == Path(text).expanduser() else ", or take it out of the folder"
+            raise UserError(f"{who}: {file} is not plain text in UTF-8; convert it first{aside}")
+    if empty:
         raise UserError(f"{who}: there is no text in {text}")
-    if 10 * sum("\ufffd" in line or "\0" in line for line in first) > len(first):
-        raise UserError(f"{who}: {text} is not plain text in UTF-8; convert it first")
+
+
+def _beginning(file: Path) -> tuple[list[str], bool]:
+    """The first lines of a file that are not empty, and whether these are all."""
+    with file.open("rb") as opened:
+        read = opened.read(BEGINNING)
+    is_all = len(read) < BEGINNING
+    # What is cut in the middle of a character is left out, unless the file itself ends there.
+    text = codecs.utf_8_decode(read.removeprefix(codecs.BOM_UTF8), "surrogateescape", is_all)[0]
+    return [line for line in text.split("\n") if line.strip()], is_all
 
 
 def lines_of(text: str | None, task: Any, who: str, say: Callable[[int, int], None] | None = None) -> Iterator[str]:
@@ -192,13 +223,16 @@ def _masked(blocks: Blocks, index: np.ndarray, seed: int, share: float, whole_wo
     what, other = (_uniform(seed, places[chosen], salt) for salt in (2, 3))
     swapped = ordinary[(other * len(ordinary)).astype(np.int64)]
     ids = ids.copy()
-    ids[chosen] = np.where(what < READ, blocks.mask, np.where(what < READ + SWAPPED, swapped, ids[chosen]))
+    ids[chosen] = np.where(what < HIDDEN, blocks.mask, np.where(what < HIDDEN + SWAPPED, swapped, ids[chosen]))
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     return Stream({STUDENT: Tokens(ids, np.zeros(len(ids), np.uint8), offsets)}, labels, "words")
 
 
 def _choose(row: np.ndarray, places: np.ndarray, begins: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """Which tokens are hidden: words in random order, until their pieces are nearest to the share of their row."""
+    """Which tokens are hidden: words in random order, until their pieces are nearest to the share of their row.
+
+    The first is hidden however long it is, so that every row with a word has something to guess.
+    """
     if not len(row):
         return np.zeros(0, dtype=bool)
     begins = begins | (np.diff(row, prepend=-1) > 0)
@@ -211,7 +245,8 @@ def _choose(row: np.ndarray, places: np.ndarray, begins: np.ndarray, share: floa
     rows = row[first][order]
     wanted = np.maximum(1, share * total)[rows]
     taken = np.zeros(len(first), dtype=bool)
-    taken[order] = 2 * (before - begun[rows]) + size[order] <= 2 * wanted
+    sooner = before - begun[rows]  # pieces of the row's words that come first
+    taken[order] = (sooner == 0) | (2 * sooner + size[order] <= 2 * wanted)
     return taken[word]
 
 

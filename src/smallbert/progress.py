@@ -1,4 +1,4 @@
-"""Telling how far a long piece of work is, from wherever it is done, to whoever runs the recipe."""
+"""Telling how far a long piece of work is and what is odd, from wherever it is done, to whoever runs the recipe."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextvars import ContextVar
 
 Say = Callable[[str, int, int, str], None]
 _listener: ContextVar[Say | None] = ContextVar("listener", default=None)
+_notes: ContextVar[list[str] | None] = ContextVar("notes", default=None)
 
 
 @contextmanager
@@ -18,6 +19,23 @@ def saying(say: Say) -> Iterator[None]:
         yield
     finally:
         _listener.reset(token)
+
+
+@contextmanager
+def noting(notes: list[str]) -> Iterator[None]:
+    """Let `note` write into this list."""
+    token = _notes.set(notes)
+    try:
+        yield
+    finally:
+        _notes.reset(token)
+
+
+def note(text: str) -> None:
+    """Have something written on the card, once however often it is said; nobody need listen."""
+    notes = _notes.get()
+    if notes is not None and text not in notes:
+        notes.append(text)
 
 
 def tell(stage: str, done: int, total: int, info: str = "") -> None:

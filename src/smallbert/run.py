@@ -30,7 +30,7 @@ from smallbert.model.quantised import stored_parts
 from smallbert.model.surgery import lost_heads
 from smallbert.model.zeros import sparse_linears
 from smallbert.processes import processes
-from smallbert.progress import saying
+from smallbert.progress import noting, saying
 from smallbert.recipe import Recipe
 from smallbert.training.loop import CHECKPOINT_SECONDS, train
 from smallbert.training.phase import Phase
@@ -218,17 +218,18 @@ def _run_phase(
         for method in methods:
             method.take_over(taken)
         return outcome
-    with saying(setting.say):
+    notes: list[str] = []
+    with saying(setting.say), noting(notes):
         for method in sorted(methods, key=lambda method: method.stage):
             encoder = _change(encoder, method, setting)
     if trains and not any(method.is_train_setting for method in methods):
         methods = (*methods, METHODS["train"]())
     # A later phase must not see the same order of examples and the same dropout again.
     phase = Phase(encoder, methods, setting.task, setting.seed + 100_003 * before.steps, marks)
-    phase.notes += lost_heads(before.encoder, encoder)
+    phase.notes += [*notes, *lost_heads(before.encoder, encoder)]
     outcome = Outcome(encoder, before.steps, before.epochs, before.packed, list(before.notes))
     if trains:
-        with saying(setting.say):
+        with saying(setting.say), noting(phase.notes):
             _prepare(phase, setting)
         checkpoint = None if kept is None else kept.with_suffix(".checkpoint")
         train(phase, setting.say, checkpoint, key, setting.pause, setting.states, setting.stores)

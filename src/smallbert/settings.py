@@ -94,6 +94,15 @@ def accept(value: Any, hint: Any) -> Any:
     raise TypeError
 
 
+def words_of(hint: Any) -> list[str]:
+    """Every word that an annotation accepts, such as "first" and "last" of a Literal in a union."""
+    inner = get_args(hint)
+    if get_origin(hint) is Literal:
+        return [choice for choice in inner if isinstance(choice, str)]
+    is_union = get_origin(hint) in (typing.Union, types.UnionType)
+    return [word for choice in inner for word in words_of(choice)] if is_union else []
+
+
 def describe(hint: Any) -> str:
     """An annotation in words, such as "int or None"."""
     kind, inner = get_origin(hint) or hint, get_args(hint)

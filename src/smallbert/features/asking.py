@@ -15,6 +15,7 @@ from smallbert.errors import UserError
 from smallbert.features.building import Say, free_room
 from smallbert.features.cache import Cache, What
 from smallbert.features.plan import OF_TEXTS
+from smallbert.features.store import many
 from smallbert.features.taught import Taught
 from smallbert.model.encoder import fingerprint
 from smallbert.processes import from_main
@@ -142,5 +143,5 @@ def _keep(
     )
     others = [] if unasked else [one for one in folder.iterdir() if one.name != what.teacher and one.is_dir()]
     if others:
-        phase.notes.append(f"{folder} also holds what {len(others)} other teachers said, which was left alone")
+        phase.notes.append(f"{folder} also holds what {many(len(others), 'other teacher')} said, which was left alone")
     return found, ""

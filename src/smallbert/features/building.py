@@ -27,6 +27,10 @@ CLAIMS = ".claims"  # a file whose bytes stand for shards, to be locked by who w
 PAPERS = 2**30  # the byte that stands for store.json and the lengths, behind those of all shards
 
 
+class Taken(UserError):
+    """A folder in which there is something, but no store."""
+
+
 class NoRoom(UserError):
     """A store that does not fit on its disk."""
 
@@ -62,7 +66,7 @@ def build_store(
     used = out.exists() and (not out.is_dir() or any(one.name[0] != "." for one in out.iterdir()))
     known = _known(plan, out)  # after that look: what another process puts there meanwhile begins with store.json
     if known is None and used:
-        raise UserError(f"{out} already holds something else; give another folder, or move it away first")
+        raise Taken(f"{out} already holds something else; give another folder, or move it away first")
     _sweep(out)
     if verify:
         _remove_damaged(plan, out, say, line)
@@ -207,12 +211,11 @@ def _write_shard(encoder: Encoder, stream: Stream, plan: Plan, out: Path, number
 
 
 class _Tell:
-    """Says how far the whole store is, and how long it will take at the speed so far."""
+    """Says how far the whole store is; how long it will take, whoever shows it knows by itself."""
 
     def __init__(self, plan: Plan, out: Path, say: Say, stage: str):
         self.plan, self.out, self.say, self.stage, self.total = plan, out, say, stage, len(plan.counts)
-        self.done = self.first = self._whole()
-        self.begun = time.monotonic()
+        self.done = self._whole()
 
     def _whole(self) -> int:
         return sum(stop - start for n, (start, stop) in enumerate(self.plan.ranges) if self.plan.is_whole(self.out, n))
@@ -223,9 +226,7 @@ class _Tell:
         self(0)
 
     def __call__(self, here: int) -> None:
-        now = self.done + here
-        left = (time.monotonic() - self.begun) / max(1, now - self.first) * (self.total - now)
-        self.say(self.stage, now, self.total, f"{left:.0f} s left")
+        self.say(self.stage, self.done + here, self.total, "")
 
     def wait(self) -> None:
         """All that is left is being written by others."""

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from smallbert.data import STUDENT, Stream, Tokens
-from smallbert.errors import RunError
-from smallbert.features.building import Say, build_store
+from smallbert.errors import RunError, UserError
+from smallbert.features.building import Say, Taken, build_store
 from smallbert.features.plan import Plan, plan_store, text_keys
 from smallbert.features.store import LENGTHS, MANIFEST, Store, is_sound, open_store, read_keys, read_manifest
 from smallbert.model.encoder import HEAD, Encoder
 
+DELETE = "delete it and run again, or write another cache='folder'"
 STAGE = "keeping what the teacher says"
 SHARD_TEXTS, SHARD_BYTES = 2**13, 2**26  # of a shard at most: what a kill loses, and what is held while it is made
 
@@ -78,8 +79,8 @@ class Cache:
         self.store_of = np.full(len(self.keys), -1, np.int32)
         self.row_of = np.zeros(len(self.keys), np.int64)
         awaited = np.zeros(len(self.keys), bool)
-        found = [(file.parent, read_manifest(file.parent)) for file in sorted(folder.glob(f"*/{MANIFEST}"))]
-        held = [(path, about) for path, about in found if about is not None and what.is_in(about)]
+        found = _stores_in(folder)
+        held = [(path, about) for path, about in found if what.is_in(about)]
         # The oldest first: a run that goes on after a kill reads what it has read before, whatever came since.
         for path, about in sorted(held, key=lambda one: (one[1]["number"], one[0])):
             if (store := self._whole(path, about)) is not None:
@@ -140,5 +141,25 @@ class Cache:
     def fill(self, say: Say) -> tuple[list[Store], np.ndarray, np.ndarray]:
         """All stores, which of them holds each text, and where."""
         for job in self.jobs:
-            self._use(build_store(self.encoder, job.stream, job.path, **job.settings, say=say, stage=STAGE))
+            try:
+                self._use(build_store(self.encoder, job.stream, job.path, **job.settings, say=say, stage=STAGE))
+            except Taken:
+                raise UserError(
+                    f"{job.path} should hold what a teacher says, but there is no {MANIFEST} in it; {DELETE}"
+                ) from None
         return self.stores, self.store_of[self.inverse], self.row_of[self.inverse]
+
+
+def _stores_in(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """The folder of each store of one teacher and what its store.json says, finished or not."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file where what a teacher says should be kept; {DELETE}")
+    read = [(file.parent, read_manifest(file.parent)) for file in sorted(folder.glob(f"*/{MANIFEST}"))]
+    found = [(path, about) for path, about in read if about is not None]
+    for path, about in found:
+        if not isinstance(about.get("number"), int):
+            raise UserError(
+                f"{path / MANIFEST} is damaged, or of no cache: it does not say 'number'; delete {path} and run again, "
+                "or write another cache='folder'"
+            )
+    return found

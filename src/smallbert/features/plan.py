@@ -15,7 +15,7 @@ import torch
 from smallbert.data import STUDENT, Stream, Tokens, tokenizer_key
 from smallbert.errors import UserError
 from smallbert.features.shards import Shapes, file_bytes, read_about
-from smallbert.features.store import FORMAT, KINDS, shard_name
+from smallbert.features.store import FORMAT, KINDS, shard_name, store_name
 from smallbert.model.encoder import Encoder
 
 SHARD = 2**28  # bytes a shard should have, about
@@ -120,7 +120,7 @@ def plan_store(
         }
     whole = Plan(facts, counts).bytes(0) / len(view)
     facts["texts_per_shard"] = max(1, min(shard_texts or len(view), len(view), int(shard_bytes / whole)))
-    facts["store"] = _digest(json.dumps(facts, sort_keys=True).encode())
+    facts["store"] = store_name(facts)
     return Plan({"format": FORMAT, **(about or {}), **facts}, counts)
 
 

@@ -8,6 +8,7 @@ by a key of its own, by which it is found again among others and in another orde
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,6 +30,21 @@ REPAIR = (
     "remove it if it is there, and build the store again, or run again what asked a teacher: only what is missing is "
     "written"
 )
+FACTS = (  # what a store is known by
+    "model",
+    "tokenizer",
+    "data",
+    "length",
+    "texts",
+    "text_tokens",
+    "layers",
+    "tokens",
+    "dtype",
+    "width",
+    "texts_per_shard",
+    "scores",
+)
+AGAIN = "remove the folder {} and build the store again, or run again what asked a teacher"
 KEYS = ("store", "model", "data", "texts", "layers", "tokens", "dtype", "width", "texts_per_shard", "shards")
 
 
@@ -229,6 +245,12 @@ def read_keys(path: Path) -> np.ndarray:
     return np.array(map_arrays(path / LENGTHS)["keys"]).view("S16")[:, 0]
 
 
+def store_name(about: dict[str, Any]) -> str:
+    """A short hash of all that decides what is in a store."""
+    facts = {name: about[name] for name in FACTS if name in about}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def read_manifest(path: Path) -> dict[str, Any] | None:
     """What store.json says, finished or not; None where there is none."""
     file = path / MANIFEST
@@ -239,10 +261,12 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
             parts = [(about, KEYS), *((shard, ("file", "bytes", "crc32")) for shard in about.get("shards", ()))]
             for missing in (name for part, names in parts for name in names if name not in part):
                 raise ValueError(f"it does not say {missing!r}")
+            if store_name(about) != about["store"]:
+                raise ValueError("what it says is not what was written")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} cannot be read ({error}); remove the folder and build the store again") from None
+        raise UserError(f"{file} cannot be read ({error}); {AGAIN.format(path)}") from None
     if known != FORMAT:
         raise UserError(f"{file} has format {known}; this version reads {FORMAT}: build the store again")
     return dict(about)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,9 +14,6 @@ from smallbert.features.building import Say
 from smallbert.features.cache import SHARD_BYTES, What
 from smallbert.features.store import Store, row_places
 from smallbert.model.batch import TAUGHT, Batch
-
-if TYPE_CHECKING:
-    pass
 
 BRINGING = "bringing what the teacher said"
 

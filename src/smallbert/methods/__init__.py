@@ -16,12 +16,23 @@ import math
 import re
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, Field, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 from smallbert.combining import Combines
 from smallbert.errors import UserError
 from smallbert.registry import Registry, did_you_mean
-from smallbert.settings import accept, describe, fields_of, hints_of, is_required, shown, to_brief, to_key, to_text
+from smallbert.settings import (
+    accept,
+    describe,
+    fields_of,
+    hints_of,
+    is_required,
+    shown,
+    to_brief,
+    to_key,
+    to_text,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from smallbert.recipe import Recipe
@@ -148,7 +159,7 @@ class Method(Combines):
                 raise UserError(f"{self.name}: lr, a learning rate, must be more than 0, not {accepted}")
             return accepted
         except TypeError:
-            near = did_you_mean(value, [str(choice) for choice in get_args(hint)]) if isinstance(value, str) else ""
+            near = did_you_mean(value, words_of(hint)) if isinstance(value, str) else ""
             given = f"{shown(value)} ({type(value).__name__})"
             wanted = "a finite number" if isinstance(value, float) and not math.isfinite(value) else describe(hint)
             raise UserError(f"{self.name}: {name} must be {wanted}, but {given} was given.{near}") from None

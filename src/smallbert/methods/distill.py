@@ -99,7 +99,8 @@ class Distill(Method):
         if self.length is not None and phase.stream is not None:
             self._add_view(phase, teacher.tokenizer)
         phase.teachers.ask(self.teacher, scores=True)
-        if phase.head != WORDS:
+        alike = [one for one in phase.methods if one.name == self.name and one.teacher == self.teacher]
+        if phase.head != WORDS and alike[0] == self:  # two terms of one teacher need only one look
             check_trust(phase, self.teacher)
 
     def _add_view(self, phase: Any, tokenizer: Any) -> None:

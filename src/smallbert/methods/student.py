@@ -50,10 +50,10 @@ class Student(Method):
         """Sizes from 1; another model comes as it is."""
         sizes = [self.width, self.heads, self.ffn, *(() if isinstance(self.layers, list) else (self.layers,))]
         if any(size is not None and size < 1 for size in sizes):
-            raise UserError(f"student: layers, width, heads and ffn are whole numbers from 1, as {self} is not")
+            raise UserError(f"student: layers, width, heads and ffn are whole numbers from 1, as {self.brief()} is not")
         if self.examples < 1 or (self.by == "loss" and self.start != "slice"):
             raise UserError(
-                f"student: by='loss' chooses what to cut out by some examples, so write start='slice', not {self}"
+                f"student: by='loss' chooses what to cut out by some examples, so write start='slice', not {self.brief()}"
             )
         as_it_is = {field.name: field.default for field in fields(self)}
         if self.model is not None and {**self.settings(), "model": None} != as_it_is:

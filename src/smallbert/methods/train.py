@@ -46,6 +46,8 @@ class Train(Method):
                 f"{self.name}: store={self.store!r} brings hidden states, which stay as they are only with "
                 "freeze='backbone'; add that, or leave store out"
             )
+        if not self.cache.strip():
+            raise UserError(f"{self.name}: cache is auto, none or a folder, not {self.cache!r}")
         if self.cache not in ("auto", "none") and Path(self.cache).expanduser().is_file():
             raise UserError(f"{self.name}: cache={self.cache!r} is a file; name a folder, which may be a new one")
         if not 0 <= self.warmup < 1:
