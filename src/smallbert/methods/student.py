@@ -53,7 +53,8 @@ class Student(Method):
             raise UserError(f"student: layers, width, heads and ffn are whole numbers from 1, as {self.brief()} is not")
         if self.examples < 1 or (self.by == "loss" and self.start != "slice"):
             raise UserError(
-                f"student: by='loss' chooses what to cut out by some examples, so write start='slice', not {self.brief()}"
+                "student: by='loss' chooses what to cut out by some examples, so write start='slice', not "
+                f"{self.brief()}"
             )
         as_it_is = {field.name: field.default for field in fields(self)}
         if self.model is not None and {**self.settings(), "model": None} != as_it_is:
