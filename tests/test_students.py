@@ -338,6 +338,11 @@ def test_another_checkpoint_brings_its_second_vocabulary_and_what_its_file_has_f
     student = run(f"student(model='{tmp_path / 'words'}')", trained("roberta"), TASK).encoder
     assert put_word_head(student) == "its model file"
     assert torch.equal(student.heads[WORDS].dense.weight, model.cls.predictions.transform.dense.weight)
+    read = run("pretrain(steps=2, batch=4, keep_head=True)", small(), TASK).encoder
+    save_folder(read, tmp_path / "read")
+    student = run(f"student(model='{tmp_path / 'read'}')", trained("roberta"), TASK).encoder
+    assert put_word_head(student) == "its model file"
+    assert torch.equal(student.heads[WORDS].dense.weight, read.heads[WORDS].dense.weight)
     two = run("add_vocabulary(110)", small(), TASK).encoder
     save_folder(two, tmp_path / "two")
     student = run(f"student(model='{tmp_path / 'two'}')", trained("roberta"), TASK).encoder

@@ -20,6 +20,7 @@ from smallbert.model.replace import (
 )
 from smallbert.model.slicing import check_plain, slice_backbone
 from smallbert.model.surgery import keep_layers
+from smallbert.model.words import word_head_of
 from smallbert.sources import folder_read
 from smallbert.training.importance import weigh_by_loss
 
@@ -120,7 +121,7 @@ class Student(Method):
         """The other model's weights; or what was cut out or drawn. Copied layers have theirs already."""
         if self.model is not None:
             other = load(self.model)
-            encoder.tokenizer, encoder.spare = other.tokenizer, other.spare
+            encoder.tokenizer, encoder.spare = other.tokenizer, word_head_of(other)
             if plan["ready"]:
                 encoder.load_state_dict(other.state_dict())
                 return

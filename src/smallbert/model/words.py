@@ -117,6 +117,14 @@ def put_word_head(encoder: Any, seed: int = 0) -> str:
     return "its model file" if fits else "new"
 
 
+def word_head_of(encoder: Any) -> dict[str, Tensor]:
+    """What an encoder has to guess words by, beside its word embeddings: of its head, or of its model file."""
+    if WORDS not in encoder.heads:
+        return dict(encoder.spare)
+    own = encoder.heads[WORDS].named_parameters()
+    return {name: one.detach().clone() for name, one in own if not name.startswith("words.")}
+
+
 def drop_word_head(encoder: Any) -> None:
     """Forget what guesses words, in a head or in waiting: another backbone or vocabulary has no use for it."""
     encoder.spare = {}
