@@ -162,7 +162,7 @@ def versions() -> dict[str, str]:
 def machine() -> dict[str, Any]:
     """What the numbers were measured on; the host's name is left out, and torch is asked only if already imported.
 
-    Of a GPU that is shared by parts, the part too: torch draws random numbers by how many processors it sees.
+    Of a GPU that is shared by parts, the part too, since random numbers may depend on how many processors torch sees.
     """
     torch = sys.modules.get("torch")
     gpu = torch.cuda.get_device_name(0) if torch is not None and torch.cuda.is_available() else None
