@@ -20,7 +20,7 @@ if command -v nvidia-cuda-mps-control > /dev/null && [ -z "$CUDA_MPS_PIPE_DIRECT
   nvidia-cuda-mps-control -d && trap 'echo quit | nvidia-cuda-mps-control; rm -rf "$CUDA_MPS_PIPE_DIRECTORY"' EXIT
 fi
 
-# Cores are shared as well, and so is the GPU (smallbert/sharing.py says why by parts): each job that may run at a time has its part of them.
+# Cores are shared as well, and so is the GPU, as by smallbert/sharing.py: each job that may run at a time has its part.
 all=0
 for lane in "${lanes[@]:?studies to run}"; do
   most=1

@@ -53,6 +53,7 @@ class Graphs:
         self.off = self.phase.off
         self.seen.clear()
         self.recorded.clear()
+        self.pool = torch.cuda.graph_pool_handle()  # the old one still holds gradients, but no graph to join
 
     def _as_written(self, batches: Batches) -> Tensor:
         """On the stream that will record, so that memory and library handles are where recording wants them."""
