@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain, pairwise
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -23,7 +24,7 @@ from toys import (
 )
 
 from smallbert.batches import Layout
-from smallbert.data import Stream, Tokens
+from smallbert.data import STUDENT, Stream, Tokens, tokenise
 from smallbert.errors import UserError
 from smallbert.measuring.evaluate import evaluate
 from smallbert.methods import METHODS, Method
@@ -311,6 +312,32 @@ def test_texts_longer_than_the_model_are_cut_and_counted(encoder):
         run("train", encoder, task, length=73)
     roberta = run("train(epochs=1)", small("roberta"), task, judge=False)
     assert "1 of 4 texts were cut at 71 tokens" in roberta.notes  # its positions count from 1
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("special", [False, True], ids=["special as they are", "special split"])
+@pytest.mark.parametrize("kind", ["classify", "pairs", "tag"])
+def test_tokens_are_those_that_transformers_gives(encoder, kind, special, side):
+    tokenizer = encoder.tokenizer
+    tokenizer.truncation_side, tokenizer.split_special_tokens = side, special
+    tokenizer.backend_tokenizer.enable_padding(length=20)  # somebody asked it for something else before
+    texts = ["a great film [SEP] a dull one", "bad", "a dull plot a great film a good one", ""]
+    read = [text.split() for text in texts] if kind == "tag" else texts
+    pairs = [*texts[1:], texts[0]] if kind == "pairs" else None
+    labels = [[0] * len(words) for words in read] if kind == "tag" else [0] * 4
+    made = tokenise(tokenizer, Split(read, pairs, labels, list("abcd")), "tag" if kind == "tag" else "classify", 8)
+    asked = {"is_split_into_words": kind == "tag", "truncation": True, "max_length": 8, "return_token_type_ids": True}
+    wanted, tokens = tokenizer(read, pairs, **asked), made.views[STUDENT]
+    assert [tokens.ids[begin:end].tolist() for begin, end in pairwise(tokens.offsets)] == wanted["input_ids"]
+    assert tokens.types.tolist() == list(chain(*wanted["token_type_ids"]))
+    assert made.cut == sum(bool(one.overflowing) for one in wanted.encodings) > 0
+    if kind == "tag":
+        firsts = [
+            [i for i, word in enumerate(row) if word is not None and word != row[i - 1]]
+            for row in map(wanted.word_ids, range(4))
+        ]
+        begun = tokens.words >= 0
+        assert [np.flatnonzero(begun[begin:end]).tolist() for begin, end in pairwise(tokens.offsets)] == firsts
 
 
 # What is missing is said in one sentence.
