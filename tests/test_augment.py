@@ -52,8 +52,8 @@ def with_words(encoder=None):
     return encoder
 
 
-def rows_of(recipe, task, encoder=None, **options):
-    """The training rows that a recipe's first phase has."""
+def all_rows_of(recipe, task, encoder=None, **options):
+    """All rows that become tokens while a recipe trains, in their order."""
     seen = []
 
     def look(tokenizer, rows, *rest):
@@ -62,7 +62,12 @@ def rows_of(recipe, task, encoder=None, **options):
 
     with patch("smallbert.run.tokenise", look), patch("smallbert.run.train"):
         run(recipe, encoder or small(), task, judge=False, **options)
-    return seen[0]
+    return seen
+
+
+def rows_of(recipe, task, encoder=None, **options):
+    """The training rows that a recipe's first phase has."""
+    return all_rows_of(recipe, task, encoder, **options)[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -371,6 +376,13 @@ def test_copies_are_made_once_and_found_again(tmp_path):
     rows_of(recipe, task, small(seed=9))  # another model finds other words
     assert len(list((tmp_path / "made").iterdir())) == 3
     assert first == rows_of(recipe.replace(f", folder={str(tmp_path / 'made')!r}", ""), task)
+
+
+def test_phases_with_the_same_copies_have_them_as_tokens_once():
+    task = toy_task("classify", 24)
+    two, three = (f"augment(copies={copies}, ways='nearest', labels='kept') + {SHORT}" for copies in (2, 3))
+    sizes = [len(rows) for rows in all_rows_of(" | ".join([two, two, SHORT, SHORT, three, two]), task)]
+    assert len(sizes) == 4 and sizes[0] == sizes[3] != sizes[2] and sizes[1] == 24
 
 
 def test_other_copies_of_the_same_finder_are_other_files(tmp_path):

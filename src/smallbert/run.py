@@ -78,20 +78,22 @@ class Setting:
     memory: dict[str, dict[str, Any]] | None = None
     states: Path | None = None
     stores: dict[Path, Store] | None = None
+    rows: Split | None = None  # those that a phase read last where it does not read the task's
+    streams_of_rows: dict[str, Stream] = field(default_factory=dict)
 
     def tokenise(self, tokenizer: Any, rows: Split | None = None, length: int | None = None) -> Stream:
-        """The task's training examples for a tokenizer, made once; or those of other rows, or cut at another length."""
+        """The task's training examples, or the rows given, for a tokenizer; made once while the rows are the same."""
         if self.task is None:
             raise UserError("this recipe trains, so it needs a task: give --task")
-        name = tokenizer_key(tokenizer)
-        report = lambda done, total: self.say("tokenising", done, total, "")  # noqa: E731
-        if rows is not None or length is not None:
-            rows = self.task.split("train") if rows is None else rows
-            return tokenise(tokenizer, rows, self.task.kind, length or self.length, report)
-        if name not in self.streams:
-            rows = self.task.split("train")
-            self.streams[name] = tokenise(tokenizer, rows, self.task.kind, self.length, report)
-        made = self.streams[name]
+        if rows is not None and rows != self.rows:
+            self.rows, self.streams_of_rows = rows, {}
+        streams, length = self.streams if rows is None else self.streams_of_rows, length or self.length
+        name = f"{length} {tokenizer_key(tokenizer)}"
+        if name not in streams:
+            read = self.task.split("train") if rows is None else rows
+            report = lambda done, total: self.say("tokenising", done, total, "")  # noqa: E731
+            streams[name] = tokenise(tokenizer, read, self.task.kind, length, report)
+        made = streams[name]
         return Stream(dict(made.views), made.labels, made.kind, made.windows, made.cut, made.notes)
 
 
