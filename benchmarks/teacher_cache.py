@@ -129,10 +129,10 @@ def forget(found: Taught) -> None:
 def read_speed(found: Taught, phase: Phase, batches: int) -> dict[str, float]:
     """Stored megabytes a second, brought into random batches: the system asked to drop the files before, and not."""
     assert phase.stream is not None
-    order = np.random.default_rng(0).permutation(len(found.row_of))[: batches * 32]
+    order = np.random.default_rng(0).permutation(found.texts)[: batches * 32]
     some = [order[start : start + 32] for start in range(0, len(order), 32)]
     bare = [make_batch(phase.stream, index, Layout(False, 128)) for index in some]
-    each = sum(store.bytes for store in found.stores) / len(found.row_of)
+    each = sum(store.bytes for store in found.stores) / found.texts
     made = {}
     forget(found)
     begun, total = time.perf_counter(), 0
@@ -158,7 +158,7 @@ def measure_cache(student: Encoder, teacher: str, task: Task, folder: Path, devi
     before, seen, begun = held(), [0.0], time.perf_counter()
     with keep_taught(phase, None, lambda *_: seen.append(held() - before)) as (found,):
         took, filling = time.perf_counter() - begun, max(seen)
-        texts, size = len(found.row_of), sum(store.bytes for store in found.stores)
+        texts, size = found.texts, sum(store.bytes for store in found.stores)
         row = {"texts": texts, "MB": round(size / 1e6, 1), "kB a text": round(size / texts / 1e3, 2)}
         row |= {"texts a second, filling": round(texts / took, 1), **read_speed(found, phase, 200)}
         row |= {"held before, MB": round(before), "more while filling, MB": round(filling)}

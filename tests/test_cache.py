@@ -156,6 +156,8 @@ TERMS = {
     "gram": ("align('gram', layers={{0: 0, 2: -1}}, teacher={0!r}, task=0.0)", 2e-3),
     "norm": ("align('moments', tokens='first', metric='l1', teacher={0!r}) + align('embeddings', transform='linear', "
              "metric='cosine', teacher={0!r})", 1e-3),
+    "relations": ("align('relations', layers={{1: 2, 2: 4}}, heads=2, metric='kl', teacher={0!r}, task=0.0) "
+                  "+ align('hidden', transform='linear', teacher={0!r}) + distill(teacher={0!r})", 1e-4),
 }  # fmt: skip
 
 
@@ -345,26 +347,35 @@ def fill_partly(made):
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")], ids=str)
 def test_a_text_is_read_from_where_it_was_read_first_whatever_came_since(cache_of, names, tmp_path):
-    for what, name in zip((SCORES, BOTH), names, strict=True):
-        ((store,), _, _) = cache_of(range(6), what, tmp_path).fill(quiet)
+    cache_of([20], SCORES, tmp_path / "other").fill(quiet)  # so that the next one there is the second
+    for what, folder, name in zip((SCORES, BOTH), ("", "other"), names, strict=True):
+        ((store,), _) = cache_of(range(6), what, tmp_path / folder).fill(quiet)
         store.path.rename(tmp_path / name)  # names are hashes, so the older one may stand first or last
-    found, which, _ = cache_of(range(8), SCORES, tmp_path).fill(quiet)  # two texts are new
-    assert [found[number].path.name for number in which[:6]] == [names[0]] * 6
-    assert len(found) == 3 and {found[number].path.name for number in which[6:]}.isdisjoint(names)
+    shutil.rmtree(tmp_path / "other")
+    found, rows = cache_of(range(8), BOTH, tmp_path).fill(quiet)  # two texts are new
+    assert [store.path.name in names for store in found] == [True, True, False]
+    assert [store.path.name for store in found[:2]] == list(names) and (rows[:2, :6] == rows[0, :6]).all()
+    assert (rows[:2, 6:] < 0).all() and (rows[2, :6] < 0).all() and sorted(rows[2, 6:]) == [0, 1]
+    damaged = tmp_path / names[1] / "00000.safetensors"  # what is never read is never missed
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    told = taught.Taught("one", SCORES, found, rows, np.ones(8, np.int64), STUDENT, {})
+    assert told.table.shape == (8, 3) and not (told.table == 0).all(1).any()
 
 
 def test_what_a_store_lacks_is_not_taken_from_it(cache_of, tmp_path):
     cache_of(range(6), FIRST, tmp_path).fill(quiet)
     assert not cache_of(range(6), FIRST, tmp_path).jobs
-    for what in (
-        SCORES,
-        BOTH,
-        replace(FIRST, dtype="float32"),
-        replace(FIRST, first=(1,)),
-        replace(FIRST, hidden=(2,)),
+    for what, left in (
+        (SCORES, SCORES),
+        (BOTH, SCORES),
+        (replace(BOTH, dtype="float32"), replace(BOTH, dtype="float32")),
+        (replace(FIRST, first=(1, 2)), replace(FIRST, first=(1,))),
+        (replace(FIRST, hidden=(2,)), replace(FIRST, hidden=(2,), first=())),
     ):
         made = cache_of(range(6), what, tmp_path)
-        assert not made.stores and [len(job.stream) for job in made.jobs] == [6]
+        assert len(made.stores) == (what.without(left) != replace(what, scores="", hidden=(), first=()))
+        assert [len(job.stream) for job in made.jobs] == [6]
+        assert {name: made.jobs[0].settings[name] for name in left.options} == left.options
 
 
 @patch.object(cache, "SHARD_TEXTS", 4)
@@ -373,8 +384,8 @@ def test_texts_of_an_unfinished_store_are_planned_once(cache_of, tmp_path):
     (begun,) = (file.parent for file in tmp_path.glob("*/store.json"))
     made = cache_of(range(12), SCORES, tmp_path)
     assert [len(job.stream) for job in made.jobs] == [8, 4] and made.jobs[0].path == begun
-    found, which, _ = made.fill(quiet)
-    assert sorted(len(read_keys(store.path)) for store in found) == [4, 8] and len(set(which)) == 2
+    found, rows = made.fill(quiet)
+    assert [len(read_keys(store.path)) for store in found] == [8, 4] and ((rows >= 0).sum(0) == 1).all()
 
 
 @patch.object(cache, "SHARD_TEXTS", 4)
@@ -569,14 +580,12 @@ def test_what_is_not_kept_is_looked_up_at_every_step(teachers, tmp_path):
     said = f"the teacher {like!r} looked at every step: "
     assert notes_of(f"{distill} + {train('none')}") == []
     assert notes_of(f"{distill} + {train(epochs=1)}") == [f"{said}each text is read once"]
-    relations = f"align('relations', teacher={like!r}) + {distill} + {train(tmp_path / 'cache')}"
-    assert notes_of(relations) == [f"{said}it shows more than is kept (k, q, v)"]
     padding = f"pool_layers(masked=False) + {distill} + {train(tmp_path / 'cache')}"
     assert notes_of(padding) == [f"{said}a head reads padding"]
     drawn = f"pretrain({TEXT!r}, length=16, steps=4, cache={str(tmp_path / 'cache')!r}) + align(teacher={like!r})"
     assert notes_of(drawn) == [f"{said}what it reads is drawn anew"]
     assert not (tmp_path / "cache").exists()
-    assert "hidden states 0, 3 of all tokens and scores were kept (states in float32)" in "".join(
+    assert "hidden states 0, 3 of all tokens and scores were kept (vectors in float32)" in "".join(
         notes_of(f"align(layers=[[0, 0], [2, 3]], teacher={like!r}) + {distill} + {train()}")
     )
 

@@ -215,11 +215,17 @@ def test_recorded_steps_round_weights_and_scale_inputs(rounding):
     assert is_same_state(*made)
 
 
+@pytest.mark.parametrize(
+    "terms",
+    [
+        "align('first', transform='linear') + align(transform='linear') + distill + ",
+        "align('attention', metric='kl') + align('relations', metric='kl') + distill + ",
+    ],
+)
 @pytest.mark.parametrize("share", [0.0, 0.125])
-def test_recorded_steps_read_what_a_teacher_said(share, monkeypatch, tmp_path):
+def test_recorded_steps_read_what_a_teacher_said(share, terms, monkeypatch, tmp_path):
     monkeypatch.setattr("smallbert.features.asking.RESIDENT", share)  # none of the GPU: every batch brings it along
     settings = f"train(epochs=2, lr=1e-3, graphs={{}}, cache={str(tmp_path)!r})"
-    terms = "align('first', transform='linear') + align(transform='linear') + distill + "
     recorded, plain = (run(terms + settings.format(graphs)) for graphs in (True, False))
     assert torch.equal(recorded, plain)
 

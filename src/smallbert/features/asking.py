@@ -14,6 +14,7 @@ from smallbert.data import STUDENT
 from smallbert.errors import UserError
 from smallbert.features.building import Say, free_room
 from smallbert.features.cache import Cache, What
+from smallbert.features.parts import look_at_one, names_of, say_names, why_not_kept
 from smallbert.features.plan import OF_TEXTS
 from smallbert.features.store import many
 from smallbert.features.taught import Taught
@@ -72,11 +73,9 @@ def _bring(kept: Taught, device: torch.device, say: Say) -> bool:
 
 def why_not(phase: Phase, teacher: Teacher) -> str:
     """Why a teacher must look at every step; nothing where it need not."""
-    shown = ", ".join(sorted(set(teacher.wanted) - {"hidden", "first"}))
     heads = [*phase.encoder.heads.values(), *teacher.encoder.heads.values()]
     reasons = {
         "what it reads is drawn anew": phase.stream is None or phase.stream.draw is not None,
-        f"it shows more than is kept ({shown})": bool(shown),
         "a head reads padding": any(getattr(head, "padded_to", 0) for head in heads),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -85,9 +84,9 @@ def why_not(phase: Phase, teacher: Teacher) -> str:
 def _does_not_pay(phase: Phase, teacher: Teacher, shared: bool) -> str:
     if not shared and phase.planned_steps <= phase.steps_an_epoch:
         return "each text is read once"
-    if phase.device.type == "cuda" and "hidden" in teacher.wanted:
+    if phase.device.type == "cuda" and teacher.wanted.keys() - {"first"}:
         return (
-            "a GPU computes hidden states of all tokens sooner than they are written and read "
+            "a GPU computes vectors of all tokens sooner than they are written and read "
             "(cache='folder' keeps them anyway)"
         )
     return ""
@@ -109,7 +108,7 @@ def _check_folder(folder: Path) -> None:
 def _keep(
     phase: Phase, name: str, teacher: Teacher, folder: Path, unasked: bool, say: Say
 ) -> tuple[Taught | None, str]:
-    """What a teacher says of all texts, or why there is no room for it."""
+    """What a teacher says of all texts, or why it cannot be kept."""
     from smallbert.training.teachers import view_of
 
     assert phase.stream is not None
@@ -117,9 +116,13 @@ def _keep(
     own = view_of(name) if view_of(name) in stream.views else STUDENT
     tokens = stream.views[own]
     of = ("texts" if encoder.head.kind in OF_TEXTS else "tokens") if teacher.scores else ""
-    hidden, first = (tuple(sorted(teacher.wanted.get(role, ()))) for role in ("hidden", "first"))
+    wanted, first = dict(teacher.wanted), tuple(sorted(teacher.wanted.get("first", ())))
+    wanted.pop("first", None)
+    like = look_at_one(encoder, tokens, wanted)
+    if why := why_not_kept(encoder, like):
+        return None, why
     # Unasked, training must go as it does when the teacher looks; a folder that stays is better half as large.
-    what = What(fingerprint(encoder), of, hidden, first, "float32" if unasked else "float16")
+    what = What(fingerprint(encoder), of, names_of(wanted), first, "float32" if unasked else "float16")
     cache = Cache(encoder, tokens, what, folder / what.teacher)
     need, (free, there) = cache.bytes_left, free_room(folder)
     if from_main(lambda: unasked and need > free * ROOM):
@@ -132,14 +135,17 @@ def _keep(
     if need and not unasked:
         _check_folder(folder)
     view = own if what.tokens == "all" else STUDENT
-    found = Taught(name, what, *cache.fill(say), tokens.lengths, view)
-    kept = [f"hidden states {', '.join(map(str, hidden))} of all tokens"] if hidden else []
-    kept += [f"hidden states {', '.join(map(str, first))} of first tokens"] if first else []
+    before = bool(cache.stores)
+    found = Taught(name, what, *cache.fill(say), tokens.lengths, view, like)
+    kept = [f"{say_names(wanted)} of all tokens"] if wanted else []
+    kept += [f"{say_names({'hidden': first})} of first tokens"] if first else []
     said = " and ".join([*kept, *(["scores"] if of else [])])
-    looked = "looked once at each text" if need else "had looked at each text before"
+    looked = "had looked at each text before"
+    if need:
+        looked = f"looked once at each text{' of which something was missing' if before else ''}"
     read = "brought to the GPU as a whole" if _bring(found, phase.device, say) else "read at every step"
     phase.notes.append(
-        f"the teacher {name!r} {looked}: {said} were kept{f' (states in {what.dtype})' if kept else ''} and {read}"
+        f"the teacher {name!r} {looked}: {said} were kept{f' (vectors in {what.dtype})' if kept else ''} and {read}"
     )
     others = [] if unasked else [one for one in folder.iterdir() if one.name != what.teacher and one.is_dir()]
     if others:

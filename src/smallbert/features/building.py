@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from smallbert.data import STUDENT, Stream
 from smallbert.errors import UserError
 from smallbert.features.computing import LARGEST, compute_shard
+from smallbert.features.parts import Name
 from smallbert.features.plan import SHARD, Plan, difference, plan_store, text_keys
 from smallbert.features.shards import read_about, write_arrays
 from smallbert.features.store import LENGTHS, MANIFEST, Store, is_sound, many, open_store, read_manifest, shard_name
@@ -40,7 +41,7 @@ def build_store(
     stream: Stream,
     out: Path | str,
     *,
-    layers: str | list[int] = "all",
+    layers: str | Sequence[Name] = "all",
     tokens: str = "all",
     dtype: str = "float16",
     length: int | None = None,

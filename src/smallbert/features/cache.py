@@ -1,12 +1,12 @@
 """A cache of what a model says of texts: stores in a folder, in which each text is found by a hash of its own tokens.
 
 So neither another order nor added, augmented or left out texts can bring a text what was said of another. What some
-store already holds is read from there; what none does becomes one store more.
+store already holds is read from there, scores from one and layers from another; what none does becomes one store more.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from smallbert.data import STUDENT, Stream, Tokens
 from smallbert.errors import RunError, UserError
 from smallbert.features.building import Say, Taken, build_store
+from smallbert.features.parts import Name, in_order
 from smallbert.features.plan import Plan, plan_store, text_keys
 from smallbert.features.store import LENGTHS, MANIFEST, Store, is_sound, open_store, read_keys, read_manifest
 from smallbert.model.encoder import HEAD, Encoder
@@ -26,18 +27,21 @@ SHARD_TEXTS, SHARD_BYTES = 2**13, 2**26  # of a shard at most: what a kill loses
 
 @dataclass(frozen=True)
 class What:
-    """What is wanted of a teacher: a head's scores, hidden states of all tokens, hidden states of first tokens."""
+    """What is wanted of a teacher: a head's scores, vectors of all tokens, hidden states of first tokens."""
 
     teacher: str  # a hash of all of it
     scores: str  # what a head scores, "texts" or "tokens"; nothing where no scores are wanted
-    hidden: tuple[int, ...]
+    hidden: tuple[Name, ...]  # hidden states, and what parts of layers make (see parts)
     first: tuple[int, ...]
-    dtype: str  # of hidden states; scores are float32
+    dtype: str  # of vectors; scores are float32
+
+    def __bool__(self) -> bool:
+        return bool(self.scores or self.hidden or self.first)
 
     @property
-    def layers(self) -> list[int]:
-        """Every hidden state of which something is wanted."""
-        return sorted({*self.hidden, *self.first})
+    def layers(self) -> list[Name]:
+        """Every vector of which something is wanted."""
+        return in_order([*self.hidden, *self.first])
 
     @property
     def tokens(self) -> str:
@@ -50,11 +54,18 @@ class What:
         scores = HEAD if self.scores else ""
         return {"layers": self.layers, "tokens": self.tokens, "scores": scores, "dtype": self.dtype}
 
-    def is_in(self, about: dict[str, Any]) -> bool:
-        """Whether a store holds it, this and perhaps more."""
-        states = about["tokens"] in ("all", self.tokens) and about["dtype"] == self.dtype
-        states = not self.layers or (states and set(self.layers) <= set(about["layers"]))
-        return states and (not self.scores or "scores" in about)
+    def held_by(self, about: dict[str, Any]) -> What:
+        """What of it a store holds."""
+        layers, tokens = set(about["layers"] if about["dtype"] == self.dtype else ()), about["tokens"]
+        hidden = tuple(name for name in self.hidden if name in layers and tokens == "all")
+        first = tuple(name for name in self.first if name in layers and tokens in ("all", "first"))
+        return replace(self, scores=self.scores if "scores" in about else "", hidden=hidden, first=first)
+
+    def without(self, other: What) -> What:
+        """What of it is not in another."""
+        hidden = tuple(name for name in self.hidden if name not in other.hidden)
+        first = tuple(name for name in self.first if name not in other.first)
+        return replace(self, scores="" if other.scores else self.scores, hidden=hidden, first=first)
 
 
 @dataclass(frozen=True)
@@ -74,51 +85,60 @@ class Cache:
         """Look what the stores in a folder hold of these texts, and plan what is missing."""
         self.encoder, self.tokens, self.what, self.folder = encoder, tokens, what, folder
         self.keys, self.where, self.inverse = np.unique(text_keys(tokens), return_index=True, return_inverse=True)
-        self.stores: list[Store] = []
+        self.stores: dict[Path, Store] = {}
+        self.rows: dict[tuple[int, Path], np.ndarray] = {}  # of each store, by age: where our texts stand in it, or -1
         self.jobs: list[_Job] = []
-        self.store_of = np.full(len(self.keys), -1, np.int32)
-        self.row_of = np.zeros(len(self.keys), np.int64)
-        awaited = np.zeros(len(self.keys), bool)
+        # Of many texts the same is missing: each has the number of what that is, among all there are.
+        self.missing, self.missing_of = [what], np.zeros(len(self.keys), np.int32)
         found = _stores_in(folder)
-        held = [(path, about) for path, about in found if what.is_in(about)]
-        # The oldest first: a run that goes on after a kill reads what it has read before, whatever came since.
-        for path, about in sorted(held, key=lambda one: (one[1]["number"], one[0])):
-            if (store := self._whole(path, about)) is not None:
-                self._use(store)
-            elif (places := self._places_of(path, about)) is not None:
-                awaited[places] = True
-                head = about.get("scores", {}).get("head", "")
-                options = {name: about[name] for name in ("layers", "tokens", "dtype")}
-                self._plan(places, {**options, "scores": head}, about["number"], path)
-        if len(left := np.flatnonzero((self.store_of < 0) & ~awaited)):
-            self._plan(left, what.options, len(found))
+        # What is whole comes first, so that no teacher is asked for what some store holds, only to finish another.
+        for path, about in sorted(found, key=lambda one: (not one[1]["shards"], one[1]["number"], one[0])):
+            if part := what.held_by(about):
+                self._use(path, about, part)
+        left = [number for number in np.unique(self.missing_of) if self.missing[number]]
+        for before, number in enumerate(left, len(found)):
+            self._plan(np.flatnonzero(self.missing_of == number), self.missing[number].options, before)
 
-    def _whole(self, path: Path, about: dict[str, Any]) -> Store | None:
-        """A store that can be read; None where what is missing can be written here."""
+    def _use(self, path: Path, about: dict[str, Any], part: What) -> None:
+        """Take from a store what is missing yet; one that is not whole is finished, if all its texts are here."""
+        store, wrong = None, None
         try:
-            return open_store(path) if about["shards"] else None
-        except RunError:
-            if is_sound(path / LENGTHS, about["store"]) and self._places_of(path, about) is None:
-                raise
-            return None
-
-    def _places_of(self, path: Path, about: dict[str, Any]) -> np.ndarray | None:
-        """Where the texts of an unfinished store stand among ours; None where one is not here, or nobody knows them."""
-        if not is_sound(path / LENGTHS, about["store"]):
-            return None
+            store = open_store(path) if about["shards"] else None
+        except RunError as error:
+            wrong = error
+        if store is None and not is_sound(path / LENGTHS, about["store"]):
+            return  # nobody knows which texts it has
         places, here = self._places(read_keys(path))
-        return places if here.all() else None
+        if not (about["shards"] or here.all()) or not self._take(places[here], part):
+            return
+        if wrong is not None and not here.all():
+            raise wrong
+        if store is None:
+            options = {name: about[name] for name in ("layers", "tokens", "dtype")}
+            self._plan(places, {**options, "scores": about.get("scores", {}).get("head", "")}, about["number"], path)
+        else:
+            self.stores[path] = store
+            self._note(path, about["number"], places[here], np.flatnonzero(here))
+
+    def _take(self, places: np.ndarray, part: What) -> bool:
+        """Have no more of it missing of these texts; whether any of it was."""
+        before = self.missing_of[places]
+        for number in np.unique(before):
+            left = self.missing[number].without(part)
+            if left not in self.missing:
+                self.missing.append(left)
+            self.missing_of[places[before == number]] = self.missing.index(left)
+        return bool((self.missing_of[places] != before).any())
 
     def _places(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where keys stand among ours, and whether they do."""
         place = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)
         return place, self.keys[place] == keys
 
-    def _use(self, store: Store) -> None:
-        place, here = self._places(read_keys(store.path))
-        new = here & (self.store_of[place] < 0)
-        self.store_of[place[new]], self.row_of[place[new]] = len(self.stores), np.flatnonzero(new)
-        self.stores.append(store)
+    def _note(self, path: Path, number: int, places: np.ndarray, rows: np.ndarray) -> None:
+        """Remember in which rows of a store some texts stand."""
+        self.rows[number, path] = np.full(len(self.keys), -1, np.int32)
+        self.rows[number, path][places] = rows
 
     def _plan(self, keys: np.ndarray, options: dict[str, Any], number: int, path: Path | None = None) -> None:
         index = self.where[keys]
@@ -132,22 +152,28 @@ class Cache:
         settings |= {"shard_texts": SHARD_TEXTS, "shard_bytes": SHARD_BYTES}
         plan = plan_store(self.encoder, stream, **settings)
         self.jobs.append(_Job(path or self.folder / plan.about["store"], stream, settings, plan))
+        self._note(self.jobs[-1].path, number, keys, np.arange(len(keys)))
 
     @property
     def bytes_left(self) -> int:
         """How much is yet to be written, at most."""
         return sum(job.plan.total for job in self.jobs)
 
-    def fill(self, say: Say) -> tuple[list[Store], np.ndarray, np.ndarray]:
-        """All stores, which of them holds each text, and where."""
+    def fill(self, say: Say) -> tuple[list[Store], np.ndarray]:
+        """All stores, and of each the rows in which the texts stand, -1 where one does not.
+
+        The oldest comes first: a run that goes on after a kill reads what it has read before, whatever came since.
+        """
         for job in self.jobs:
             try:
-                self._use(build_store(self.encoder, job.stream, job.path, **job.settings, say=say, stage=STAGE))
+                made = build_store(self.encoder, job.stream, job.path, **job.settings, say=say, stage=STAGE)
             except Taken:
                 raise UserError(
                     f"{job.path} should hold what a teacher says, but there is no {MANIFEST} in it; {DELETE}"
                 ) from None
-        return self.stores, self.store_of[self.inverse], self.row_of[self.inverse]
+            self.stores[job.path] = made
+        ages = sorted(self.rows)
+        return [self.stores[path] for _, path in ages], np.stack([self.rows[age][self.inverse] for age in ages])
 
 
 def _stores_in(folder: Path) -> list[tuple[Path, dict[str, Any]]]:

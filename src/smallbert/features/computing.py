@@ -11,6 +11,7 @@ from torch import Tensor
 from smallbert.batches import Layout, make_batch, sort_into_batches
 from smallbert.data import STUDENT, Stream
 from smallbert.errors import RunError
+from smallbert.features.parts import Name, taps_for, vector
 from smallbert.features.plan import Plan
 from smallbert.features.store import row_places
 from smallbert.model.batch import Batch
@@ -42,9 +43,9 @@ def compute_shard(
     ):
         batch = make_batch(stream, some + start, Layout(False, 0)).to(encoder.device)
         # Layers above the last one that is kept do not run, unless a head reads them.
-        seen = encoder.look(batch, {"hidden": layers}, scores is not None, HEAD if scores is None else scores["head"])
+        seen = encoder.look(batch, taps_for(layers), scores is not None, HEAD if scores is None else scores["head"])
         if layers:
-            made = torch.stack([pick(batch, seen.taps["hidden"][layer].float()) for layer in layers])
+            made = torch.stack([pick(batch, vector(seen.taps, layer).float()) for layer in layers])
             _check_finite(made, layers)
             rows = torch.from_numpy(row_places(begin[some] * len(layers), counts[some], places)).flatten()
             kept, cut = QUANTISE[plan.about["dtype"]](made.flatten(0, 1))
@@ -63,10 +64,11 @@ def compute_shard(
     return arrays, clipped
 
 
-def _check_finite(made: Tensor, layers: list[int]) -> None:
+def _check_finite(made: Tensor, layers: list[Name]) -> None:
     if not torch.isfinite(made).all():
         layer = layers[int((~torch.isfinite(made)).flatten(1).any(1).nonzero()[0])]
-        raise RunError(f"hidden state {layer} of this model has values that are not finite; it cannot be stored")
+        what = f"hidden state {layer}" if isinstance(layer, int) else f"{layer!r}"
+        raise RunError(f"{what} of this model has values that are not finite; it cannot be stored")
 
 
 def _single(values: Tensor) -> tuple[dict[str, Tensor], int]:

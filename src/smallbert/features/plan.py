@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 
 from smallbert.data import STUDENT, Stream, Tokens, tokenizer_key
 from smallbert.errors import UserError
+from smallbert.features.parts import ROLE, Name, in_order
 from smallbert.features.shards import Shapes, file_bytes, read_about
 from smallbert.features.store import FORMAT, KINDS, shard_name, store_name
 from smallbert.model.encoder import Encoder
@@ -78,7 +80,7 @@ def plan_store(
     encoder: Encoder,
     stream: Stream,
     *,
-    layers: str | list[int] = "all",
+    layers: str | Sequence[Name] = "all",
     tokens: str = "all",
     dtype: str = "float16",
     length: int | None = None,
@@ -179,14 +181,16 @@ def _digest(*parts: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def _layers(wanted: str | list[int], count: int) -> list[int]:
+def _layers(wanted: str | Sequence[Name], count: int) -> list[Name]:
     if wanted == "all":
         return list(range(count))
-    numbers = [wanted] if isinstance(wanted, str) else wanted
-    wrong = [number for number in numbers if not isinstance(number, int) or not -count <= number < count]
-    if wrong or not numbers:
+    given = [wanted] if isinstance(wanted, str) else wanted
+    named = {f"{part} {layer}" for part in ROLE for layer in range(1, count)}
+    parts = [one for one in given if isinstance(one, str) and one in named]
+    numbers = [one for one in given if isinstance(one, int) and -count <= one < count]
+    if not given or len(parts) + len(numbers) < len(given):
         raise UserError(
             f"layers was given {wanted!r}; write all, or numbers of hidden states: 0 is the embedding output, "
             f"1 to {count - 1} the layers, and -1 the last of them"
         )
-    return sorted({int(number) % count for number in numbers})
+    return in_order([*(int(number) % count for number in numbers), *parts])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,8 +91,8 @@ class Store:
         return len(self.counts)
 
     @property
-    def layers(self) -> list[int]:
-        """The numbers of the hidden states it holds; 0 is the embedding output."""
+    def layers(self) -> list[int | str]:
+        """The numbers of the hidden states it holds, 0 the embedding output, and the names of parts of layers."""
         return list(self.about["layers"])
 
     @property
@@ -113,15 +113,16 @@ class Store:
     def read(
         self,
         index: Any,
-        layers: list[int] | None = None,
+        layers: Sequence[int | str] | None = None,
         first: bool = False,
         out: Tensor | None = None,
         columns: Tensor | None = None,
     ) -> Tensor:
         """Hidden states of some texts, one behind the other: (layers, tokens, width), float32 or float16 as stored.
 
-        `layers` are hidden-state numbers, all that are there by default; `first` reads first tokens only. With `out`,
-        (layers, places, width), the tokens are put into its `columns` instead, those of a text side by side.
+        `layers` are numbers of hidden states and names of parts, all that are there by default; `first` reads first
+        tokens only. With `out`, (layers, places, width), the tokens are put into its `columns` instead, those of a text
+        side by side.
         """
         index = np.asarray(index, np.int64)
         if len(index) and not 0 <= index.min() <= index.max() < len(self):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,17 +13,31 @@ from torch import Tensor
 
 from smallbert.features.building import Say
 from smallbert.features.cache import SHARD_BYTES, What
+from smallbert.features.parts import Name, put_back
 from smallbert.features.store import Store, row_places
 from smallbert.model.batch import TAUGHT, Batch
+from smallbert.model.walk import Taps
 
 BRINGING = "bringing what the teacher said"
 
 
-class Kind(NamedTuple):
-    """One of the things that a teacher says: hidden states of these layers, or scores; of tokens or of texts."""
+class Part(NamedTuple):
+    """Layers that the same stores hold, and which stores these are, the oldest first."""
 
-    layers: tuple[int, ...]
+    layers: tuple[Name, ...]
+    stores: tuple[int, ...]
+
+
+class Kind(NamedTuple):
+    """One of the things that a teacher says: vectors of layers, or scores, which are of none; of tokens or of texts."""
+
+    parts: list[Part]
     by_token: bool
+
+    @property
+    def layers(self) -> list[Name]:
+        """All of its layers, in the order in which they are read."""
+        return [layer for part in self.parts for layer in part.layers]
 
 
 @dataclass
@@ -32,24 +47,30 @@ class Taught:
     name: str
     what: What
     stores: list[Store]
-    store_of: np.ndarray  # of each text, which store holds it
-    row_of: np.ndarray  # and where in it
+    rows: np.ndarray  # of each store, where each text stands in it; -1 where it does not
     lengths: np.ndarray
     view: str  # in which batch it comes
+    like: Taps  # what a look at one text shows, hidden states aside
     resident: dict[str, Tensor] = field(default_factory=dict, repr=False)  # all of it on a GPU that has room, by kind
 
     def __post_init__(self) -> None:
         """Name the kinds of things it has, and find where the tokens of each text begin among those of all."""
-        scores, hidden, first = self.what.scores, self.what.hidden, self.what.first
-        kinds = {"scores": Kind((), scores == "tokens"), "hidden": Kind(hidden, True), "first": Kind(first, False)}
-        self.kinds = {name: kind for name, kind in kinds.items() if kind.layers or (name == "scores" and scores)}
+        held = [self.what.held_by(store.about) for store in self.stores]
+        scored = Part((), tuple(number for number, one in enumerate(held) if one.scores))
+        kinds = {
+            "scores": Kind([scored] if self.what.scores else [], self.what.scores == "tokens"),
+            "hidden": Kind(_parts(self.what.hidden, [one.hidden for one in held]), True),
+            "first": Kind(_parts(self.what.first, [one.first for one in held]), False),
+        }
+        self.kinds = {name: kind for name, kind in kinds.items() if kind.parts}
         self.starts = np.cumsum(self.lengths) - self.lengths
         self.texts, self.tokens = len(self.lengths), int(self.lengths.sum())
 
     @cached_property
     def table(self) -> Tensor:
         """The scores of whole texts: in memory, since they are hardly more than labels."""
-        return self._read(np.arange(self.texts), self._blank(self.kinds["scores"], self.texts))
+        kind = self.kinds["scores"]
+        return self._read(kind, np.arange(self.texts), self._blank(kind, self.texts))
 
     @property
     def reads(self) -> bool:
@@ -69,7 +90,7 @@ class Taught:
             for some in self._pieces(kind):
                 count = int(self.lengths[some].sum()) if kind.by_token else len(some)
                 places = torch.arange(count) if kind.by_token else None
-                whole[..., done : done + count, :] = self._read(some, self._blank(kind, count), places, kind.layers)
+                whole[..., done : done + count, :] = self._read(kind, some, self._blank(kind, count), places)
                 done += count
                 say(BRINGING, int(some[-1]) + 1, self.texts, "")
             self.resident[name] = whole
@@ -98,7 +119,7 @@ class Taught:
         for name, kind in self.kinds.items():
             found = self._blank(kind, batch.input_ids.numel() if kind.by_token else batch.size)
             if kind.layers or kind.by_token:
-                self._read(index, found, places if kind.by_token else None, kind.layers)
+                self._read(kind, index, found, places if kind.by_token else None)
             else:
                 found[: len(index)] = self.table[torch.from_numpy(index)]
             made[name] = found.unflatten(-2, batch.input_ids.shape) if kind.by_token else found
@@ -119,6 +140,13 @@ class Taught:
             made[name] = found.unflatten(-2, batch.input_ids.shape) if kind.by_token else found
         return made
 
+    def taps(self, said: dict[str, Tensor]) -> Taps:
+        """The same as a look shows it, by role and place."""
+        found: dict[str, dict[Any, Tensor]] = {
+            name: dict(zip(kind.layers, said[name], strict=True)) for name, kind in self.kinds.items() if kind.layers
+        }
+        return {**put_back(found.pop("hidden", {}), self.like), **found}
+
     def _lines(self, kind: Kind) -> int:
         """How many things of a kind there are: as many as tokens, or as texts."""
         return self.tokens if kind.by_token else self.texts
@@ -130,23 +158,36 @@ class Taught:
 
     def _blank(self, kind: Kind, count: int, device: torch.device | str = "cpu") -> Tensor:
         """Zeros for so many tokens or texts: (layers, count, width) of states, (count, classes) of scores."""
-        about = self.stores[0].about
-        if not kind.layers:
+        about, layers = self.stores[kind.parts[0].stores[0]].about, len(kind.layers)
+        if not layers:
             return torch.zeros(count, about["scores"]["classes"], device=device)
-        dtype = getattr(torch, self.what.dtype)
-        return torch.zeros(len(kind.layers), count, about["width"], dtype=dtype, device=device)
+        return torch.zeros(layers, count, about["width"], dtype=getattr(torch, self.what.dtype), device=device)
 
-    def _read(
-        self, index: np.ndarray, out: Tensor, places: Tensor | None = None, layers: tuple[int, ...] = ()
-    ) -> Tensor:
-        """Put scores of some texts, or states of layers, into `out`: at the places of all tokens, or one a text."""
-        store_of, rows = self.store_of[index], self.row_of[index]
-        owner = store_of if places is None else np.repeat(store_of, self.lengths[index])
-        for number in np.unique(store_of):
-            some, columns = rows[store_of == number], torch.from_numpy(np.flatnonzero(owner == number))
-            columns = columns if places is None else places[columns]
-            if layers:
-                self.stores[number].read(some, list(layers), places is None, out, columns)
-            else:
-                self.stores[number].read_scores(some, out, columns)
+    def _read(self, kind: Kind, index: np.ndarray, out: Tensor, places: Tensor | None = None) -> Tensor:
+        """Put what is of a kind, of some texts, into `out`: at the places of all tokens, or one a text."""
+        begin = 0
+        for layers, stores in kind.parts:
+            lines, begin, left = out[begin : begin + len(layers)], begin + len(layers), np.ones(len(index), bool)
+            for number in stores:
+                rows = self.rows[number, index]
+                here = left & (rows >= 0)
+                if not here.any():
+                    continue
+                left &= ~here
+                owned = here if places is None else np.repeat(here, self.lengths[index])
+                columns = torch.from_numpy(np.flatnonzero(owned))
+                columns = columns if places is None else places[columns]
+                if layers:
+                    self.stores[number].read(rows[here], layers, places is None, lines, columns)
+                else:
+                    self.stores[number].read_scores(rows[here], out, columns)
         return out
+
+
+def _parts(wanted: Sequence[Name], held: list[tuple[Name, ...]]) -> list[Part]:
+    """Which layers are held by which stores, those of the same stores together."""
+    parts: dict[tuple[int, ...], tuple[Name, ...]] = {}
+    for layer in wanted:
+        stores = tuple(number for number, layers in enumerate(held) if layer in layers)
+        parts[stores] = (*parts.get(stores, ()), layer)
+    return [Part(layers, stores) for stores, layers in parts.items()]

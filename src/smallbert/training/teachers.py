@@ -14,7 +14,6 @@ from smallbert.data import STUDENT, Stream, longest_input, tokenizer_key
 from smallbert.errors import UserError
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder, Seen, load
-from smallbert.model.walk import Taps
 from smallbert.model.words import WORDS
 from smallbert.registry import did_you_mean
 from smallbert.sources import find_model, folder_read
@@ -132,8 +131,7 @@ class Teachers(dict[str, Teacher]):
         teacher, head = self[name], WORDS if self.phase.head == WORDS else HEAD
         if teacher.kept is not None and teacher.kept.came_with(batch):
             said = teacher.kept.said_of(batch)
-            taps: Taps = {r: dict(zip(sorted(p), said[r], strict=True)) for r, p in teacher.wanted.items()}
-            return Seen(said.get("scores"), taps)
+            return Seen(said.get("scores"), teacher.kept.taps(said))
         firsts = teacher.wanted.get("first", set())
         wanted = {role: places for role, places in teacher.wanted.items() if role != "first"}
         if firsts:

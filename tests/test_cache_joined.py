@@ -1,0 +1,409 @@
+"""What a cache keeps of layers beside hidden states, and how it joins what several stores hold."""
+
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from test_cache import LAYOUTS, STUDENT, TASK, fill_partly, losses, no_asking, quiet, resident, shuffled, stores, train
+from toys import is_same_state, phase_of, run, small, stream_of, toy_task
+
+from smallbert.batches import Layout, make_batch, sort_into_batches
+from smallbert.data import Stream, Tokens
+from smallbert.errors import RunError
+from smallbert.features import cache
+from smallbert.features.asking import keep_taught
+from smallbert.features.cache import Cache, What
+from smallbert.features.parts import in_order, look_at_one, names_of, taps_for, vector, why_not_kept
+from smallbert.features.plan import text_keys
+from smallbert.features.store import read_keys
+from smallbert.features.taught import Taught
+from smallbert.model.attention import Attending
+from smallbert.model.encoder import Encoder
+from smallbert.model.folders import save_folder
+from smallbert.tiny import SHAPES
+
+SQUARE = ("mpnet", "deberta-v2")  # families whose attention is their own
+ALONE = Layout(False, 0)
+
+
+# What layers do.
+
+
+def test_names_have_one_order_and_stand_for_what_is_looked_at():
+    wanted = {"v": {11, 1}, "hidden": {12, 0, 2}, "attention": {9}, "q": {1}}
+    names = names_of(wanted)
+    assert names == (0, 2, 12, "key 10", "q 2", "query 10", "v 2", "v 12")
+    assert taps_for(names) == wanted and in_order(reversed(names)) == list(names)
+
+
+def kept_of(encoder, tokens, wanted, folder, dtype="float32", scores="texts"):
+    """What a cache tells of texts."""
+    what = What("a teacher", scores, names_of(wanted), (), dtype)
+    like = look_at_one(encoder, tokens, wanted)
+    assert not why_not_kept(encoder, like)
+    return Taught("one", what, *Cache(encoder, tokens, what, folder).fill(quiet), tokens.lengths, STUDENT, like)
+
+
+def check_same(found, wanted, real, check):
+    """Whether two looks show the same at the tokens that there are."""
+    assert found.keys() == wanted.keys()
+    for role, places in wanted.items():
+        assert found[role].keys() == places.keys()
+        for place, one in places.items():
+            mine, theirs = (
+                (x.query.transpose(1, 2), x.key.transpose(1, 2)) if isinstance(x, Attending) else (x,)
+                for x in (found[role][place], one)
+            )
+            if isinstance(one, Attending):
+                assert (found[role][place].scaling, found[role][place].window) == (one.scaling, one.window)
+            for a, b in zip(mine, theirs, strict=True):
+                assert a.shape == b.shape
+                check(a[real], b[real])
+
+
+def exactly(one, other):
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def nearly(one, other):
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def roughly(one, other):
+    torch.testing.assert_close(one.float(), other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_what_is_read_is_what_a_look_shows(family, tmp_path):
+    """To the last bit, of the batch that the teacher was asked about; of others as near as looks at two batches are."""
+    encoder = run("head", small(family, seed=2), TASK).encoder
+    tokens = stream_of(encoder, TASK, "train").views[STUDENT]
+    stream, count = Stream({STUDENT: tokens}, None, "classify"), len(encoder.order)
+    wanted = {"hidden": {0, count}, "q": {0}, "k": {count - 1}, "v": {0, count - 1}}
+    wanted |= {} if family in SQUARE else {"attention": {0, count - 1}}
+    told = kept_of(encoder, tokens, wanted, tmp_path)
+    each = np.unique(text_keys(tokens), return_index=True)[1]  # each text once, in the order of its key
+    (asked,) = sort_into_batches(tokens.lengths[each], 2**11)
+    for index, check in ((each[asked], exactly), (each[[7, 2, 2, 11]], nearly)):
+        batch = make_batch(stream, index, ALONE)
+        with torch.no_grad():
+            live = encoder.look(batch, wanted)
+        said = told.said_of(told.add_to(batch, index))
+        check_same(told.taps(said), live.taps, batch.tokens(), check)
+        check(said["scores"], live.scores)
+    half = kept_of(encoder, tokens, wanted, tmp_path, "float16")
+    batch = make_batch(stream, each[:5], LAYOUTS["packed" if encoder.packable else "padded"], slots=7)
+    with torch.no_grad():
+        live = encoder.look(batch, wanted, False)
+    check_same(half.taps(half.said_of(half.add_to(batch, each[:5]))), live.taps, batch.tokens(), roughly)
+
+
+def test_what_is_square_or_of_another_width_is_not_kept(tmp_path):
+    for family in SQUARE:
+        encoder = small(family)
+        like = look_at_one(encoder, stream_of(encoder, TASK).views[STUDENT], {"attention": {0}})
+        assert why_not_kept(encoder, like) == (
+            f"{family} shows attention as a whole, which is square in tokens and not kept"
+        )
+    save_folder(
+        run("head", run("student(2, heads=2, start='slice')", small()).encoder, TASK).encoder, tmp_path / "pruned"
+    )
+    relations = f"align('relations', heads=2, of='v', teacher={str(tmp_path / 'pruned')!r})"
+    outcome = run(f"{relations} + {train(tmp_path / 'cache')}", run("head", small(), TASK).encoder, TASK, judge=False)
+    assert any(
+        note.endswith("looked at every step: its values 1 are 8 wide, and only vectors as wide as its hidden states "
+                      "(16) are kept")
+        for note in outcome.notes
+    )  # fmt: skip
+    assert not (tmp_path / "cache").exists()
+
+
+# What presets want of layers, without what makes their students.
+PRESETS = {
+    "minilm": "align('attention', layers={{-1: -1}}, metric='kl', teacher={0!r}, task=0.0) "
+    "+ align('relations', of='v', layers={{-1: -1}}, metric='kl', teacher={0!r})",
+    "minilmv2": "align('relations', heads=8, layers={{-1: -1}}, metric='kl', teacher={0!r}, task=0.0)",
+    "mobilebert": "align('hidden', transform='linear_each', schedule='progressive', teacher={0!r}, task=0.0) "
+    "+ align('relations', of='qk', heads=4, metric='kl', schedule='progressive', teacher={0!r})",
+    "tinybert": "align('hidden', layers='whole', transform='linear', weight=3, teacher={0!r}, task=0.0) "
+    "+ align('scores', weight=2, teacher={0!r})",
+}
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory):
+    """Folders of two teachers with as many heads as the student."""
+    folder, made = tmp_path_factory.mktemp("teachers"), {}
+    for family in ("bert", "modernbert"):
+        save_folder(run("head", small(family, layers=4, seed=5), TASK).encoder, folder / family)
+        made[family] = str(folder / family)
+    return made
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_learn_from_what_was_kept_as_from_a_teacher_that_looks(teachers, preset, family, layout, tmp_path):
+    student, terms = run("head", small(family), TASK).encoder, PRESETS[preset].format(teachers[family])
+    for task, place, bound in ((TASK, "auto", 1e-5), (TASK, tmp_path, 5e-3), (shuffled(TASK, 1), tmp_path, 5e-3)):
+        phase = phase_of(f"{terms} + {train(place)}", student, task)
+        phase.encoder.eval()
+        live = losses(phase, layout)
+        with keep_taught(phase, None, quiet) as found, patch.object(Encoder, "look", side_effect=AssertionError):
+            assert len(found) == 1
+            kept = losses(phase, layout)
+        with resident(phase) as (found,), patch.object(Encoder, "look", side_effect=AssertionError):
+            assert found.resident and torch.equal(losses(phase, layout), kept)
+        torch.testing.assert_close(kept, live, rtol=bound, atol=1e-7)
+        assert live.std() > 10 * (kept - live).abs().max()  # a step of other texts has another loss
+    assert len(stores(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_run_from_the_cache_is_the_run_without_it(teachers, preset, tmp_path):
+    """All texts in one batch are the batch that the teacher was asked about, but for the order of its rows."""
+    before, whole = run("head", small(), TASK).encoder, "train(epochs=3, batch=24, lr=0.003, dropout=0.0, cache={!r})"
+    terms = PRESETS[preset].format(teachers["bert"])
+    looking, unasked, asked, again = (
+        run(f"{terms} + {whole.format(place)}", before, TASK, judge=False)
+        for place in ("none", "auto", str(tmp_path), str(tmp_path))
+    )
+    moved = max((one - before.state_dict()[name]).abs().max() for name, one in looking.encoder.state_dict().items())
+    assert moved > 0.005 and is_same_state(unasked.encoder, looking.encoder)
+    assert not is_same_state(asked.encoder, looking.encoder)  # it is rounded in a folder that stays
+    assert is_same_state(asked.encoder, again.encoder)
+    assert any("looked once at each text: " in note for note in asked.notes)
+    assert any("had looked at each text before: " in note for note in again.notes)
+
+
+# What is in several stores.
+
+SCORES = What("a teacher", "texts", (), (), "float32")
+FIRST = replace(SCORES, scores="", first=(2,))
+LAST = replace(SCORES, scores="", hidden=(2,))
+BOTH = replace(SCORES, hidden=(1, 2), first=(0,))
+KEYS = replace(SCORES, scores="", hidden=("k 1", "q 2"))
+EVERY = replace(SCORES, hidden=(0, 1, 2, "k 1", "q 2"), first=(0, 1, 2))
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A teacher, its texts, and what a look at all of them shows: scores, and vectors token by token, by name."""
+    encoder = run("head", small(seed=3), TASK).encoder
+    tokens = stream_of(encoder, TASK, "train").views[STUDENT]
+    batch = make_batch(Stream({STUDENT: tokens}, None, "classify"), np.arange(24), ALONE)
+    with torch.no_grad():
+        seen = encoder.look(batch, taps_for(EVERY.layers))
+    return encoder, tokens, seen
+
+
+def some_of(tokens, index):
+    places = tokens.places(np.asarray(index))
+    offsets = np.concatenate([[0], np.cumsum(tokens.lengths[np.asarray(index)])])
+    return Tokens(tokens.ids[places], tokens.types[places], offsets)
+
+
+@contextmanager
+def questions():
+    """Which texts a teacher is asked about while this lasts, by their tokens, and what of each."""
+    asked, look = [], Encoder.look
+
+    def heard(encoder, batch, wanted, scores=True, head="head"):
+        names = {*names_of(wanted), *(["scores"] if scores else [])}
+        for ids, real in zip(batch.input_ids, batch.tokens(), strict=True):
+            asked.extend((tuple(ids[real].tolist()), name) for name in names)
+        return look(encoder, batch, wanted, scores, head)
+
+    with patch.object(Encoder, "look", heard):
+        yield asked
+
+
+def check_told(model, what, index, folder):
+    """A cache of some texts tells of each what a look does; returns what the teacher was asked for it."""
+    encoder, tokens, seen = model
+    index = np.asarray(index)
+    mine = some_of(tokens, index)
+    made = Cache(encoder, mine, what, folder)
+    with questions() as asked:
+        found, rows = made.fill(quiet)
+    told = Taught("one", what, found, rows, mine.lengths, STUDENT, {})
+    order = np.random.default_rng(len(index)).permutation(len(index))
+    batch = make_batch(Stream({STUDENT: mine}, None, "classify"), order, LAYOUTS["static"], slots=len(index) + 2)
+    said, real = told.said_of(told.add_to(batch, order)), batch.tokens()
+    assert said.keys() == {name for name in ("scores", "hidden", "first") if getattr(what, name)}
+    for row, text in enumerate(index[order]):
+        count = int(tokens.lengths[text])
+        if what.scores:
+            nearly(said["scores"][row], seen.scores[text])  # in float32, whatever vectors are in
+        for name, by_token in (("hidden", True), ("first", False)):
+            for layer, values in zip(told.kinds[name].layers if name in said else (), said.get(name, ()), strict=True):
+                wanted = vector(seen.taps, layer)[text, :count]
+                near = nearly if what.dtype == "float32" else roughly
+                near(values[row][real[row]] if by_token else values[row], wanted if by_token else wanted[0])
+    return asked, made
+
+
+def items(model, what, index):
+    """Texts by their tokens and what is wanted of each; of the first token alone, where no other is."""
+    tokens = model[1]
+    texts = [tuple(tokens.ids[tokens.offsets[i] : tokens.offsets[i + 1]].tolist()) for i in set(index)]
+    return set(product(texts, [*what.layers, *(["scores"] if what.scores else [])]))
+
+
+JOINS = {
+    "scores, then layers too": ([SCORES], BOTH, replace(BOTH, scores="")),
+    "layers, then scores too": ([LAST], replace(LAST, scores="texts"), SCORES),
+    "layers of two stores": ([LAST, replace(LAST, hidden=(1,))], replace(LAST, hidden=(1, 2)), None),
+    "one layer more": ([LAST], replace(LAST, hidden=(1, 2)), replace(LAST, hidden=(1,))),
+    "the other side": ([replace(LAST, hidden=(1,))], replace(LAST, hidden=(1, 2)), LAST),
+    "first tokens of all": ([LAST], FIRST, None),
+    "all tokens of first": ([FIRST], LAST, LAST),
+    "parts of layers": ([KEYS, SCORES], replace(SCORES, hidden=(2, "k 1", "q 2")), LAST),
+    "all at once": ([SCORES, FIRST, LAST, KEYS], replace(SCORES, hidden=(2, "k 1", "q 2"), first=(2,)), None),
+    "in other numbers": ([replace(LAST, scores="texts", dtype="float16")], replace(LAST, scores="texts"), LAST),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_only_what_no_store_holds_is_asked(model, join, tmp_path):
+    before, wanted, missing = JOINS[join]
+    for what in before:
+        check_told(model, what, range(9), tmp_path)
+    asked, made = check_told(model, wanted, range(9), tmp_path)
+    assert set(asked) == (set() if missing is None else items(model, missing, range(9)))
+    assert len(made.jobs) == (missing is not None)
+    asked, made = check_told(model, wanted, range(9), tmp_path)
+    assert not asked and not made.jobs
+
+
+def test_stores_that_lack_some_texts(model, tmp_path):
+    check_told(model, SCORES, range(0, 12), tmp_path)
+    check_told(model, LAST, range(6, 18), tmp_path)
+    whole = replace(LAST, scores="texts")
+    asked, made = check_told(model, whole, range(24), tmp_path)
+    expected = (
+        items(model, LAST, range(0, 6)) | items(model, SCORES, range(12, 18)) | items(model, whole, range(18, 24))
+    )
+    assert set(asked) == expected and len(asked) == len(expected)  # and nothing twice
+    assert sorted(len(job.stream) for job in made.jobs) == [6, 6, 6]
+    assert sorted(json.loads(file.read_text())["number"] for file in tmp_path.glob("*/store.json")) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_was_asked_before(model, seed, tmp_path):
+    """Many runs, each with texts and wishes of its own, against a list of what is known of each text."""
+    draw, known = np.random.default_rng(seed), set()
+    for _ in range(8):
+        index = draw.choice(24, draw.integers(1, 25), replace=False)
+        hidden = tuple(name for name in EVERY.hidden if draw.random() < 0.4)
+        first = tuple(name for name in EVERY.first if draw.random() < 0.4)
+        scores = "texts" if draw.random() < 0.5 or not (hidden or first) else ""
+        what = replace(EVERY, scores=scores, hidden=hidden, first=first)
+        wishes = {(key, name, "all") for key, name in items(model, replace(what, scores="", first=()), index)}
+        wishes |= {(key, name, "first") for key, name in items(model, replace(what, hidden=()), index)}
+        missing = wishes - known
+        asked, _ = check_told(model, what, index, tmp_path)
+        assert len(asked) == len(set(asked)) and set(asked) == {(key, name) for key, name, _ in missing}
+        long = {key for key, _, tokens in missing if tokens == "all"}  # a store has all tokens of a text, or first ones
+        known |= missing | {(key, name, "all") for key, name in asked if key in long and name != "scores"}
+        known |= {(key, name, "first") for key, name, _ in known}
+
+
+@patch.object(cache, "SHARD_TEXTS", 4)
+def test_an_unfinished_store_among_those_that_are_joined(model, tmp_path):
+    encoder, tokens, _ = model
+    check_told(model, LAST, range(8), tmp_path)
+    fill_partly(Cache(encoder, some_of(tokens, range(12)), SCORES, tmp_path))
+    wanted = replace(BOTH, first=())
+    asked, made = check_told(model, wanted, range(12), tmp_path)
+    (begun, _, _) = made.jobs
+    done = {(key, "scores") for key, _ in items(model, SCORES, range(12))} - set(asked)
+    assert len(begun.stream) == 12 and len(done) == 4  # the shard that was there before the kill
+    assert set(asked) == (
+        items(model, SCORES, range(12)) - done
+        | items(model, replace(LAST, hidden=(1,)), range(8))
+        | items(model, replace(LAST, hidden=(1, 2)), range(8, 12))
+    )
+    first, again = (made.fill(quiet) for made in (made, Cache(encoder, some_of(tokens, range(12)), wanted, tmp_path)))
+    assert [store.path for store in first[0]] == [store.path for store in again[0]] and (first[1] == again[1]).all()
+
+
+@patch.object(cache, "SHARD_TEXTS", 4)
+def test_an_unfinished_store_of_which_others_hold_all_stays_so(model, tmp_path):
+    encoder, tokens, _ = model
+    fill_partly(Cache(encoder, some_of(tokens, range(8)), SCORES, tmp_path))
+    for index in (range(1, 9), [0]):  # neither has all of its texts
+        check_told(model, SCORES, index, tmp_path)
+    asked, made = check_told(model, SCORES, range(9), tmp_path)
+    assert not asked and not made.jobs and len(list(tmp_path.glob("*/store.json"))) == 3
+
+
+@patch.object(cache, "SHARD_TEXTS", 4)
+def test_damage_of_one_of_several(model, tmp_path):
+    encoder, tokens, _ = model
+    check_told(model, SCORES, range(8), tmp_path)
+    (path,) = (file.parent for file in tmp_path.glob("*/store.json"))
+    check_told(model, LAST, range(4), tmp_path)
+    lost = path / "00001.safetensors"
+    whole = lost.read_bytes()
+    wanted = replace(LAST, scores="texts")
+    lost.unlink()
+    with pytest.raises(RunError, match=r"00001\.safetensors is missing; remove it if it is there, and build"):
+        Cache(encoder, some_of(tokens, range(4)), wanted, tmp_path)  # who could write it has more texts
+    check_told(model, LAST, range(4), tmp_path)  # who wants nothing of it does not mind
+    asked, _ = check_told(model, wanted, range(8), tmp_path)
+    again = set(read_keys(path)[4:])
+    keys = dict(zip(text_keys(tokens).tolist(), range(24), strict=True))
+    torn = [keys[key] for key in again]
+    held = items(model, LAST, range(4))
+    assert set(asked) == items(model, SCORES, torn) | items(model, LAST, range(8)) - held
+    assert lost.read_bytes() == whole
+
+
+def test_recipes_one_after_the_other_share_what_was_said(teachers, tmp_path):
+    """One distils, one compares hidden states, one relations; who wants all of it asks nobody."""
+    name, student = teachers["bert"], run("head", small(), TASK).encoder
+    terms = [
+        f"distill(teacher={name!r})",
+        f"align('hidden', layers={{2: 2}}, teacher={name!r})",
+        f"align('hidden', layers={{1: 1, 2: 4}}, teacher={name!r})",
+        f"align('relations', layers={{2: 4}}, heads=2, teacher={name!r})",
+    ]
+    for number, term in enumerate(terms, 1):
+        run(f"{term} + {train(tmp_path)}", student, TASK, judge=False)
+        assert len(stores(tmp_path)) == number
+    every = " + ".join([terms[0], terms[3], f"align('hidden', layers={{0: 1, 1: 2, 2: 4}}, teacher={name!r})"])
+    every += f" + align('first', layers={{1: 1, 2: 4}}, teacher={name!r})"
+    phase = phase_of(f"{every} + {train(tmp_path)}", student, TASK)
+    phase.encoder.eval()
+    for layout in LAYOUTS:
+        live = losses(phase, layout)
+        with no_asking(), keep_taught(phase, None, quiet) as (found,):
+            assert len(found.stores) == 4
+            with patch.object(Encoder, "look", side_effect=AssertionError):
+                torch.testing.assert_close(losses(phase, layout), live, rtol=1e-4, atol=1e-6)
+    assert any("had looked at each text before: " in note for note in phase.notes)
+    more = f"align('hidden', layers={{1: 2, 2: 3}}, teacher={name!r}) + {train(tmp_path)}"
+    notes = run(more, student, TASK, judge=False).notes
+    assert any("looked once at each text of which something was missing: hidden states 2, 3 of" in one for one in notes)
+
+
+@pytest.mark.parametrize("kind", ["tag", "regress"])
+def test_scores_of_words_and_of_texts_are_joined_with_layers(kind, tmp_path):
+    task = toy_task(kind, 24)
+    save_folder(run("head", small(layers=3, seed=5), task).encoder, tmp_path / "teacher")
+    teacher = str(tmp_path / "teacher")
+    terms = [f"align('first', teacher={teacher!r})", f"distill(teacher={teacher!r})"]
+    for term in terms:
+        run(f"{term} + {train(tmp_path / 'cache')}", run("head", small(), task).encoder, task, judge=False)
+    phase = phase_of(f"{' + '.join(terms)} + {train(tmp_path / 'cache')}", run("head", small(), task).encoder, task)
+    phase.encoder.eval()
+    live = losses(phase, "packed")
+    with no_asking(), keep_taught(phase, None, quiet) as (found,):
+        assert len(found.stores) == 2
+        torch.testing.assert_close(losses(phase, "packed"), live, rtol=1e-4, atol=1e-6)
