@@ -45,6 +45,8 @@ TERMS = {
     "scores": "distill(teacher={0!r})",
     "first tokens": "align('first', transform='l2', teacher={0!r}) + distill(teacher={0!r})",
     "all tokens": "align('hidden', teacher={0!r}) + distill(teacher={0!r})",
+    "relations": "align('relations', layers={{-1: -1}}, teacher={0!r}) + distill(teacher={0!r})",
+    "attention": "align('attention', layers='last', teacher={0!r}) + distill(teacher={0!r})",
 }
 TIDY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
 
