@@ -81,8 +81,8 @@ def make_stream(task: str, count: int = 20_000) -> Stream:
 
 
 @contextmanager
-def training(kind: Kind, task: str = "SST-2") -> Iterator[Callable[[int], None]]:
-    """A function that takes so many steps and waits until the GPU has done them."""
+def training(kind: Kind, task: str = "SST-2") -> Iterator[Callable[[int], float]]:
+    """A function that takes so many steps, waits until the GPU has done them, and gives the last loss."""
     torch.manual_seed(0)
     marks = {"t": make_encoder(12, kind.pieces).eval()} if "'t'" in kind.methods else {}
     (methods,) = Recipe(f"{kind.methods}train(epochs=1000, batch=128, lr=1e-5, cache='none')")
@@ -97,11 +97,10 @@ def training(kind: Kind, task: str = "SST-2") -> Iterator[Callable[[int], None]]
         take = loop.stepper(phase)
         phase.begin_training()
 
-        def run(steps: int) -> None:
+        def run(steps: int) -> float:
             for _ in range(steps):
-                loop.next_step(phase, plan, take)
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
+                loss = loop.next_step(phase, plan, take)
+            return float(loss)
 
         yield run
 
