@@ -26,36 +26,36 @@ from smallbert.files import write_json
 from smallbert.measuring.card import machine, versions
 from smallbert.sharing import MPS_PART, shared_gpu
 
-STEPS, WARM, PATIENCE = 300, 20.0, 120.0
+STEPS, WARM, PATIENCE = 300, 30.0, 120.0
 
 
-def be_one_of_many(steps: int) -> None:
+def be_one_of_many(kind: str, steps: int) -> None:
     """Train, and print how many losses were not finite; without a number of steps, train until somebody ends it."""
-    with training(KINDS["six layers"], "SNLI") as run:
+    with training(KINDS[kind], "SNLI") as run:
         while not steps:
             run(20)
         print(sum(not math.isfinite(run(1)) for _ in range(steps)))
 
 
-def start_crowd(count: int, environment: dict[str, str], steps: int) -> list[subprocess.Popen[str]]:
+def start_crowd(kind: str, count: int, environment: dict[str, str], steps: int) -> list[subprocess.Popen[str]]:
     """So many processes that train for so many steps."""
-    command = [sys.executable, __file__, "--member", str(steps)]
+    command = [sys.executable, __file__, "--member", str(steps), "--kind", kind]
     how: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "env": {**os.environ, **environment}}
     return [subprocess.Popen(command, **how) for _ in range(count)]
 
 
-def watch_crowd(count: int, environment: dict[str, str]) -> dict[str, Any]:
+def watch_crowd(kind: str, count: int, environment: dict[str, str]) -> dict[str, Any]:
     """How many of a crowd's losses were not finite, and how many processes had one."""
-    told = [one.communicate(timeout=PATIENCE)[0].split() for one in start_crowd(count, environment, STEPS)]
+    told = [one.communicate(timeout=PATIENCE)[0].split() for one in start_crowd(kind, count, environment, STEPS)]
     if late := sum(not words for words in told):
         raise SystemExit(f"{late} of {count} processes ended before they had taken a step; see above why")
     wrong = [int(words[0]) for words in told]
     return {"processes_with_broken_losses": sum(map(bool, wrong)), "broken_losses": sum(wrong)}
 
 
-def kill_crowd(count: int, environment: dict[str, str], how: signal.Signals) -> None:
+def kill_crowd(kind: str, count: int, environment: dict[str, str], how: signal.Signals) -> None:
     """Let a crowd train for a while, and end it with work under way."""
-    running = start_crowd(count, environment, 0)
+    running = start_crowd(kind, count, environment, 0)
     time.sleep(WARM)
     for one in running:
         one.send_signal(how)
@@ -69,25 +69,31 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--processes", type=int, default=7)
     parser.add_argument("--parts", default="25,28,100", help="per cent of the GPU for each process")
+    parser.add_argument("--kind", choices=KINDS, default="six layers, compiled", help="what is trained")
     parser.add_argument("--kill", choices=("KILL", "TERM", "INT"), default="KILL")
     parser.add_argument("--member", type=int, help=argparse.SUPPRESS)
     chosen, rows = parser.parse_args(), []
     if not torch.cuda.is_available():
         parser.error("this looks at a GPU, and there is none")
     if chosen.member is not None:
-        be_one_of_many(chosen.member)
+        be_one_of_many(chosen.kind, chosen.member)
         return
+    crowd = (chosen.kind, chosen.processes)
     for part in map(int, chosen.parts.split(",")):
         with shared_gpu() as served:
             environment = served | {MPS_PART: str(part)}
-            before = watch_crowd(chosen.processes, environment)
-            kill_crowd(chosen.processes, environment, signal.Signals[f"SIG{chosen.kill}"])
-            after = watch_crowd(chosen.processes, environment)
+            before = watch_crowd(*crowd, environment)
+            kill_crowd(*crowd, environment, signal.Signals[f"SIG{chosen.kill}"])
+            after = watch_crowd(*crowd, environment)
         rows.append({"per_cent_each": part, "before": before, "after": after})
         print(rows[-1], flush=True)
     if chosen.out:
         command = f"python benchmarks/interrupted_gpu.py --processes {chosen.processes} --parts {chosen.parts}"
-        record = {"benchmark": "interrupted_gpu", "command": f"{command} --kill {chosen.kill}", "rows": rows}
+        record = {
+            "benchmark": "interrupted_gpu",
+            "command": f"{command} --kind {chosen.kind!r} --kill {chosen.kill}",
+            "rows": rows,
+        }
         write_json(chosen.out / "interrupted.json", record | {"versions": versions(), "machine": machine()})
 
 
