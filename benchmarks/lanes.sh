@@ -46,7 +46,7 @@ run_lane() {
     mkdir -p "$own"
     began=$SECONDS
     # An interrupt lets a run save where it is.
-    timeout -s INT -k 15 "$left" bash "$here/$script.sh" "$what" "$models/$model" "$data" "$own" "$jobs" \
+    timeout -s INT -k 40 "$left" bash "$here/$script.sh" "$what" "$models/$model" "$data" "$own" "$jobs" \
       >> "$own/$what.log" 2>&1
     code=$?
     echo "$model $what: exit code $code, $((SECONDS - began)) s, $(count_cards "$own/$what") cards"
