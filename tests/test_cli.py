@@ -122,6 +122,15 @@ def test_list(call):
     assert code == 0 and "half-int8" in out and "deberta" not in out
 
 
+@pytest.mark.parametrize("kind", ["presets", "tasks"])
+def test_list_of_what_needs_no_model_does_not_wait_for_torch(kind):
+    code = f"import sys; from smallbert.cli.catalog import KINDS; print(len(KINDS[{kind!r}]()), 'torch' in sys.modules)"
+    count, loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert int(count) > 20 and loaded == "False"
+
+
 def test_inspect(call, model):
     _, out, _ = call("inspect", model, "--json")
     found = json.loads(out)
