@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from cells import to_cell
 
+from smallbert.features.store import many
 from smallbert.measuring.shelf import load_cards
 from smallbert.report.figure import COLOURS, font_name, new_figure, strip_frame, to_png
 from smallbert.report.plot import Box, move_label, place_labels
@@ -171,8 +172,9 @@ def main() -> None:
     for folder in folders:
         path = folder / "compression.png"
         drawn = [student for student in read_students(folder) if student.taught.shares]
-        most = max(len(student.taught.shares) for student in drawn)
-        title = f"% of the teacher's score, {folder.parent.name}, {folder.name}, {most} seed{'s' * (most > 1)}"
+        counts = {len(student.taught.shares) for student in drawn}
+        seeds = many(max(counts), "seed") if len(counts) == 1 else f"{min(counts)} to {max(counts)} seeds"
+        title = f"% of the teacher's score, {folder.parent.name}, {folder.name}, {seeds}"
         to_png(draw(drawn, title, guessed(folder)), path)  # type: ignore[arg-type]
         print(f"drawn in {path}")
 
