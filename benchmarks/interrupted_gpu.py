@@ -15,7 +15,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from smallbert.files import write_json
 from smallbert.measuring.card import machine, versions
 from smallbert.sharing import MPS_PART, shared_gpu
 
-STEPS, WARM, PATIENCE = 300, 30.0, 120.0
+STEPS, PATIENCE = 300, 120.0
 
 
 def be_one_of_many(kind: str, steps: int) -> None:
@@ -34,6 +33,7 @@ def be_one_of_many(kind: str, steps: int) -> None:
     with training(KINDS[kind], "SNLI") as run:
         while not steps:
             run(20)
+            print("trained", flush=True)
         print(sum(not math.isfinite(run(1)) for _ in range(steps)))
 
 
@@ -46,7 +46,12 @@ def start_crowd(kind: str, count: int, environment: dict[str, str], steps: int) 
 
 def watch_crowd(kind: str, count: int, environment: dict[str, str]) -> dict[str, Any]:
     """How many of a crowd's losses were not finite, and how many processes had one."""
-    told = [one.communicate(timeout=PATIENCE)[0].split() for one in start_crowd(kind, count, environment, STEPS)]
+    running = start_crowd(kind, count, environment, STEPS)
+    try:
+        told = [one.communicate(timeout=PATIENCE)[0].split() for one in running]
+    finally:
+        for one in running:
+            one.kill()
     if late := sum(not words for words in told):
         raise SystemExit(f"{late} of {count} processes ended before they had taken a step; see above why")
     wrong = [int(words[0]) for words in told]
@@ -54,9 +59,10 @@ def watch_crowd(kind: str, count: int, environment: dict[str, str]) -> dict[str,
 
 
 def kill_crowd(kind: str, count: int, environment: dict[str, str], how: signal.Signals) -> None:
-    """Let a crowd train for a while, and end it with work under way."""
+    """Let a crowd train until each has taken some steps, and end it with work under way."""
     running = start_crowd(kind, count, environment, 0)
-    time.sleep(WARM)
+    for one in running:
+        one.stdout.readline()  # type: ignore[union-attr]
     for one in running:
         one.send_signal(how)
     for one in running:
@@ -81,6 +87,8 @@ def main() -> None:
     crowd = (chosen.kind, chosen.processes)
     for part in map(int, chosen.parts.split(",")):
         with shared_gpu() as served:
+            if not served:
+                parser.error("this asks about an MPS server, and none could be started")
             environment = served | {MPS_PART: str(part)}
             before = watch_crowd(*crowd, environment)
             kill_crowd(*crowd, environment, signal.Signals[f"SIG{chosen.kill}"])

@@ -1,6 +1,6 @@
 # Several studies of benchmarks/ on one GPU at a time, for so many seconds; what is not finished goes on next time.
 #
-#   bash benchmarks/lanes.sh 560 MODELS DATA runs "poolers/large poolers/depth" "poolers/small:2:all-mpnet-base-v2"
+#   bash benchmarks/lanes.sh 540 MODELS DATA runs "poolers/large poolers/depth" "poolers/small:2:all-mpnet-base-v2"
 #
 # Each quoted lane is done one study after the other, the lanes side by side; a study is SCRIPT/WHAT[:JOBS[:MODEL]],
 # with one job and e5-small where nothing is said, and SCRIPT one that takes WHAT MODEL DATA OUT JOBS: layer_mixing,
@@ -45,7 +45,7 @@ run_lane() {
     [ "$left" -gt 5 ] || { echo "$model $what: no time left"; continue; }
     mkdir -p "$own"
     began=$SECONDS
-    # An interrupt lets a run save where it is.
+    # An interrupt lets a run save where it is, for which a study waits half a minute.
     timeout -s INT -k 40 "$left" bash "$here/$script.sh" "$what" "$models/$model" "$data" "$own" "$jobs" \
       >> "$own/$what.log" 2>&1
     code=$?

@@ -29,6 +29,7 @@ from smallbert.model.words import need_word_head, put_word_head
 from smallbert.processes import processes
 from smallbert.recipe import Recipe
 from smallbert.report.traces import draw_watch
+from smallbert.run import Setting
 from smallbert.tasks.task import Split
 from smallbert.tiny import WORDS, make_tokenizer
 from smallbert.training.loop import _Plan
@@ -383,6 +384,14 @@ def test_phases_with_the_same_copies_have_them_as_tokens_once():
     two, three = (f"augment(copies={copies}, ways='nearest', labels='kept') + {SHORT}" for copies in (2, 3))
     sizes = [len(rows) for rows in all_rows_of(" | ".join([two, two, SHORT, SHORT, three, two]), task)]
     assert len(sizes) == 4 and sizes[0] == sizes[3] != sizes[2] and sizes[1] == 24
+
+
+def test_equal_rows_are_held_once_and_no_longer_than_they_are_read():
+    first, second = (toy_task("classify", 24).split("train") for _ in range(2))
+    setting = Setting(toy_task("classify", 24), 0, 8, lambda *_: None, None, "", 0.0)
+    assert setting.hold(first) is first and setting.hold(second) is first is not second
+    setting.tokenise(make_tokenizer(), first)
+    assert setting.streams_of_rows and setting.hold(None) is None and not setting.streams_of_rows
 
 
 def test_other_copies_of_the_same_finder_are_other_files(tmp_path):

@@ -14,17 +14,16 @@ from toys import is_same_state, phase_of, run, small, stream_of, toy_task
 
 from smallbert.batches import Layout, make_batch, sort_into_batches
 from smallbert.data import Stream, Tokens
-from smallbert.errors import RunError
 from smallbert.features import cache
 from smallbert.features.asking import keep_taught
 from smallbert.features.cache import Cache, What
-from smallbert.features.parts import in_order, look_at_one, names_of, taps_for, vector, why_not_kept
+from smallbert.features.parts import in_order, look_at_one, names_of, taps_for, turns, vector, why_not_kept
 from smallbert.features.plan import text_keys
 from smallbert.features.store import read_keys
 from smallbert.features.taught import Taught
 from smallbert.model.attention import Attending
-from smallbert.model.encoder import Encoder
-from smallbert.model.folders import save_folder
+from smallbert.model.encoder import Encoder, fingerprint_of_outputs
+from smallbert.model.folders import load_folder, save_folder
 from smallbert.tiny import SHAPES
 
 SQUARE = ("mpnet", "deberta-v2")  # families whose attention is their own
@@ -36,14 +35,16 @@ ALONE = Layout(False, 0)
 
 def test_names_have_one_order_and_stand_for_what_is_looked_at():
     wanted = {"v": {11, 1}, "hidden": {12, 0, 2}, "attention": {9}, "q": {1}}
-    names = names_of(wanted)
+    names = names_of(wanted, True)
     assert names == (0, 2, 12, "key 10", "q 2", "query 10", "v 2", "v 12")
     assert taps_for(names) == wanted and in_order(reversed(names)) == list(names)
+    plain = names_of({**wanted, "q": {9}}, False)  # what attention is made of is what is there already
+    assert plain == (0, 2, 12, "k 10", "q 10", "v 2", "v 12")
 
 
 def kept_of(encoder, tokens, wanted, folder, dtype="float32", scores="texts"):
     """What a cache tells of texts."""
-    what = What("a teacher", scores, names_of(wanted), (), dtype)
+    what = What("a teacher", scores, names_of(wanted, turns(encoder)), (), dtype)
     like = look_at_one(encoder, tokens, wanted)
     assert not why_not_kept(encoder, like)
     return Taught("one", what, *Cache(encoder, tokens, what, folder).fill(quiet), tokens.lengths, STUDENT, like)
@@ -214,7 +215,7 @@ def questions():
     asked, look = [], Encoder.look
 
     def heard(encoder, batch, wanted, scores=True, head="head"):
-        names = {*names_of(wanted), *(["scores"] if scores else [])}
+        names = {*names_of(wanted, True), *(["scores"] if scores else [])}
         for ids, real in zip(batch.input_ids, batch.tokens(), strict=True):
             asked.extend((tuple(ids[real].tolist()), name) for name in names)
         return look(encoder, batch, wanted, scores, head)
@@ -353,8 +354,8 @@ def test_damage_of_one_of_several(model, tmp_path):
     whole = lost.read_bytes()
     wanted = replace(LAST, scores="texts")
     lost.unlink()
-    with pytest.raises(RunError, match=r"00001\.safetensors is missing; remove it if it is there, and build"):
-        Cache(encoder, some_of(tokens, range(4)), wanted, tmp_path)  # who could write it has more texts
+    fewer = Cache(encoder, some_of(tokens, range(4)), wanted, tmp_path)  # who could mend it has more texts
+    assert [len(job.stream) for job in fewer.jobs] == [4] and fewer.jobs[0].settings["layers"] == []
     check_told(model, LAST, range(4), tmp_path)  # who wants nothing of it does not mind
     asked, _ = check_told(model, wanted, range(8), tmp_path)
     again = set(read_keys(path)[4:])
@@ -363,6 +364,100 @@ def test_damage_of_one_of_several(model, tmp_path):
     held = items(model, LAST, range(4))
     assert set(asked) == items(model, SCORES, torn) | items(model, LAST, range(8)) - held
     assert lost.read_bytes() == whole
+
+
+@patch.object(cache, "SHARD_TEXTS", 4)
+def test_damage_that_a_younger_store_makes_up_for(model, tmp_path):
+    encoder, tokens, _ = model
+    check_told(model, SCORES, range(8), tmp_path)
+    (path,) = (file.parent for file in tmp_path.glob("*/store.json"))
+    (path / "00001.safetensors").rename(tmp_path / "aside")
+    check_told(model, SCORES, range(4), tmp_path)
+    assert not Cache(encoder, some_of(tokens, range(4)), SCORES, tmp_path).jobs
+    (tmp_path / "aside").rename(path / "00001.safetensors")
+    assert not check_told(model, SCORES, range(8), tmp_path)[0]
+
+
+@patch.object(cache, "SHARD_TEXTS", 4)
+def test_who_wants_less_than_an_unfinished_store_would_hold_begins_another(model, tmp_path):
+    encoder, tokens, _ = model
+    large = replace(SCORES, hidden=(1, 2))
+    fill_partly(Cache(encoder, some_of(tokens, range(8)), large, tmp_path))
+    (begun,) = (file.parent for file in tmp_path.glob("*/store.json"))
+    files = {file.name: file.read_bytes() for file in begun.iterdir()}
+    for what in (SCORES, FIRST, replace(large, dtype="float16")):
+        made = Cache(encoder, some_of(tokens, range(8)), what, tmp_path)
+        assert [job.path != begun for job in made.jobs] == [True] and made.jobs[0].settings["layers"] == what.layers
+    asked, _ = check_told(model, LAST, range(8), tmp_path)
+    assert set(asked) == items(model, LAST, range(8))
+    assert {file.name: file.read_bytes() for file in begun.iterdir()} == files
+    asked, made = check_told(model, large, range(8), tmp_path)  # of which some is held by now, so that less is asked
+    assert set(asked) == items(model, replace(SCORES, hidden=(1,)), range(8)) and made.jobs[0].path != begun
+
+
+@patch.object(cache, "SHARD_TEXTS", 4)
+def test_room_is_needed_for_what_is_not_written_yet(model, tmp_path):
+    encoder, tokens, _ = model
+    made = Cache(encoder, some_of(tokens, range(8)), LAST, tmp_path)
+    (job,) = made.jobs
+    assert made.bytes_left == job.plan.total == job.plan.bytes(0) + job.plan.bytes(1)
+    fill_partly(made)
+    assert Cache(encoder, some_of(tokens, range(8)), LAST, tmp_path).bytes_left == job.plan.bytes(1)
+    more = Cache(encoder, some_of(tokens, range(12)), LAST, tmp_path)
+    assert len(more.jobs) == 2 and more.bytes_left == job.plan.bytes(1) + more.jobs[1].plan.total
+
+
+@patch.object(cache, "SHARD_TEXTS", 4)
+def test_an_unfinished_store_that_is_older_than_a_whole_one_is_read_first(model, tmp_path):
+    encoder, tokens, _ = model
+    fill_partly(Cache(encoder, some_of(tokens, range(8)), SCORES, tmp_path))
+    (older,) = (file.parent for file in tmp_path.glob("*/store.json"))
+    check_told(model, LAST, range(8), tmp_path)
+    found, _ = check_told(model, replace(LAST, scores="texts"), range(8), tmp_path)[1].fill(quiet)
+    assert found[0].path == older and len(found) == 2
+
+
+def test_a_teacher_is_who_says_the_same_whatever_it_is_called_and_however_it_was_trained(teachers, tmp_path):
+    name, task = teachers["bert"], TASK
+    for start in (f"distill(teacher={name!r})", "mark('a') | drop_layers(1) | distill(teacher='a')"):
+        run(f"{start} + {train(tmp_path / 'cache')}", load_folder(name), task, judge=False)
+    assert len(stores(tmp_path / "cache")) == 1
+    other = run("mix_layers", load_folder(name), task).encoder  # the same weights and another way to read them
+    assert len({fingerprint_of_outputs(one) for one in (load_folder(name), other)}) == 2
+
+
+def test_relations_find_what_attention_is_made_of(teachers, tmp_path):
+    name, student = teachers["bert"], run("head", small(), TASK).encoder
+    attention = f"align('attention', layers={{2: 4}}, teacher={name!r}) + {train(tmp_path)}"
+    relations = f"align('relations', layers={{2: 4}}, of='qk', teacher={name!r}) + {train(tmp_path)}"
+    run(attention, student, TASK, judge=False)
+    with no_asking():
+        run(relations, student, TASK, judge=False)
+
+
+def test_first_tokens_beside_all_are_told_as_they_are_kept(teachers, tmp_path):
+    name, student = teachers["bert"], run("head", small(), TASK).encoder
+    first, every = (f"align({what!r}, layers={{1: 2}}, teacher={name!r})" for what in ("first", "hidden"))
+    last = every.replace("1: 2", "2: 4")
+    alone, beside = (
+        run(f"{recipe} + {train(tmp_path / folder)}", student, TASK, judge=False).notes
+        for recipe, folder in ((first, "a"), (f"{first} + {last}", "b"))
+    )
+    assert any("hidden states 2 of first tokens were kept" in note for note in alone)
+    assert any("hidden states 4 of all tokens and hidden states 2 of all tokens were kept" in note for note in beside)
+
+
+def test_a_text_without_tokens_does_not_stand_for_the_others(model):
+    encoder, tokens, _ = model
+    empty = Tokens(tokens.ids, tokens.types, np.concatenate([[0], tokens.offsets]))
+    like = look_at_one(encoder, empty, {"q": {0}, "attention": {1}})
+    assert like["q"][0].shape[1] == tokens.lengths.min() and not why_not_kept(encoder, like)
+
+
+def test_what_is_brought_has_the_numbers_that_were_kept(teachers, tmp_path):
+    recipe = f"align('hidden', layers={{2: 4}}, teacher={teachers['bert']!r}) + {train(tmp_path)}"
+    with resident(phase_of(recipe, run("head", small(), TASK).encoder, TASK)) as (found,):
+        assert found.resident["hidden"].dtype == torch.float16
 
 
 def test_recipes_one_after_the_other_share_what_was_said(teachers, tmp_path):
@@ -405,5 +500,5 @@ def test_scores_of_words_and_of_texts_are_joined_with_layers(kind, tmp_path):
     phase.encoder.eval()
     live = losses(phase, "packed")
     with no_asking(), keep_taught(phase, None, quiet) as (found,):
-        assert len(found.stores) == 2
+        assert len(found.stores) == 2 and found.reads
         torch.testing.assert_close(losses(phase, "packed"), live, rtol=1e-4, atol=1e-6)

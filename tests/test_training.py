@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import chain, pairwise
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -338,6 +339,24 @@ def test_tokens_are_those_that_transformers_gives(encoder, kind, special, side):
         ]
         begun = tokens.words >= 0
         assert [np.flatnonzero(begun[begin:end]).tolist() for begin, end in pairwise(tokens.offsets)] == firsts
+
+
+def test_many_texts_keep_their_places_and_those_that_fit_are_not_cut(encoder):
+    texts = [f"film {'good ' * (number % 5)}" for number in range(2 * 4096 + 3)]
+    made = tokenise(encoder.tokenizer, Split(texts, None, [0] * len(texts), [""] * len(texts)), "classify", 7)
+    assert made.views[STUDENT].lengths.tolist() == [3 + number % 5 for number in range(len(texts))] and made.cut == 0
+
+
+def test_what_a_phase_adds_to_its_texts_is_gone_with_it(encoder):
+    shared, seen = {}, []
+
+    def look(phase, *rest, **options):
+        seen.append(dict(phase.stream.views))
+        phase.stream.views["other"] = None
+
+    with patch("smallbert.run.train", look):
+        run("train(epochs=1) | train(epochs=1)", encoder, TASK, judge=False, streams=shared)
+    assert [list(views) for views in seen] == [[STUDENT]] * 2
 
 
 # What is missing is said in one sentence.

@@ -81,12 +81,16 @@ class Setting:
     rows: Split | None = None  # those that a phase read last where it does not read the task's
     streams_of_rows: dict[str, Stream] = field(default_factory=dict)
 
+    def hold(self, rows: Split | None) -> Split | None:
+        """The rows that a phase reads instead of the task's: those of the phase before if they are the same."""
+        if rows != self.rows:
+            self.rows, self.streams_of_rows = rows, {}
+        return self.rows
+
     def tokenise(self, tokenizer: Any, rows: Split | None = None, length: int | None = None) -> Stream:
-        """The task's training examples, or the rows given, for a tokenizer; made once while the rows are the same."""
+        """The task's training examples, or the rows that are held, for a tokenizer; made once."""
         if self.task is None:
             raise UserError("this recipe trains, so it needs a task: give --task")
-        if rows is not None and rows != self.rows:
-            self.rows, self.streams_of_rows = rows, {}
         streams, length = self.streams if rows is None else self.streams_of_rows, length or self.length
         name = f"{length} {tokenizer_key(tokenizer)}"
         if name not in streams:
@@ -285,7 +289,7 @@ def _prepare(phase: Phase, setting: Setting) -> None:
     rows = setting.task.split("train") if setting.task is not None and adding else None
     for method in adding:
         rows = method.rows(phase, rows)
-    phase.tokenise = partial(setting.tokenise, rows=rows)
+    phase.tokenise = partial(setting.tokenise, rows=setting.hold(rows))
     phase.stream = streams[0] if streams else phase.tokenise(phase.encoder.tokenizer)
     most, longest = longest_input(phase.encoder), max(phase.stream.views[STUDENT].lengths, default=0)
     if longest > most:  # a student may have fewer places than the model that the length was chosen for

@@ -14,11 +14,11 @@ from smallbert.data import STUDENT
 from smallbert.errors import UserError
 from smallbert.features.building import Say, free_room
 from smallbert.features.cache import Cache, What
-from smallbert.features.parts import look_at_one, names_of, say_names, why_not_kept
+from smallbert.features.parts import look_at_one, names_of, say_names, turns, why_not_kept
 from smallbert.features.plan import OF_TEXTS
 from smallbert.features.store import many
 from smallbert.features.taught import Taught
-from smallbert.model.encoder import fingerprint
+from smallbert.model.encoder import fingerprint_of_outputs
 from smallbert.processes import from_main
 from smallbert.training.memory import free_memory
 
@@ -122,7 +122,8 @@ def _keep(
     if why := why_not_kept(encoder, like):
         return None, why
     # Unasked, training must go as it does when the teacher looks; a folder that stays is better half as large.
-    what = What(fingerprint(encoder), of, names_of(wanted), first, "float32" if unasked else "float16")
+    dtype, names = "float32" if unasked else "float16", names_of(wanted, turns(encoder))
+    what = What(fingerprint_of_outputs(encoder), of, names, first, dtype)
     cache = Cache(encoder, tokens, what, folder / what.teacher)
     need, (free, there) = cache.bytes_left, free_room(folder)
     if from_main(lambda: unasked and need > free * ROOM):
@@ -138,7 +139,7 @@ def _keep(
     before = bool(cache.stores)
     found = Taught(name, what, *cache.fill(say), tokens.lengths, view, like)
     kept = [f"{say_names(wanted)} of all tokens"] if wanted else []
-    kept += [f"{say_names({'hidden': first})} of first tokens"] if first else []
+    kept += [f"{say_names({'hidden': first})} of {found.tokens_of_first} tokens"] if first else []
     said = " and ".join([*kept, *(["scores"] if of else [])])
     looked = "had looked at each text before"
     if need:

@@ -6,6 +6,7 @@ store already holds is read from there, scores from one and layers from another;
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,34 +92,38 @@ class Cache:
         # Of many texts the same is missing: each has the number of what that is, among all there are.
         self.missing, self.missing_of = [what], np.zeros(len(self.keys), np.int32)
         found = _stores_in(folder)
+        useful = [(path, about, part) for path, about in found if (part := what.held_by(about))]
+        whole = {path: store for path, about, _ in useful if (store := _open_whole(path, about)) is not None}
         # What is whole comes first, so that no teacher is asked for what some store holds, only to finish another.
-        for path, about in sorted(found, key=lambda one: (not one[1]["shards"], one[1]["number"], one[0])):
-            if part := what.held_by(about):
-                self._use(path, about, part)
+        for path, about, part in sorted(useful, key=lambda one: (one[0] not in whole, one[1]["number"], one[0])):
+            if path in whole:
+                self._use(whole[path], part)
+            elif is_sound(path / LENGTHS, about["store"]):  # else nobody knows which texts it has
+                self._finish(path, about, part)
         left = [number for number in np.unique(self.missing_of) if self.missing[number]]
         for before, number in enumerate(left, len(found)):
             self._plan(np.flatnonzero(self.missing_of == number), self.missing[number].options, before)
 
-    def _use(self, path: Path, about: dict[str, Any], part: What) -> None:
-        """Take from a store what is missing yet; one that is not whole is finished, if all its texts are here."""
-        store, wrong = None, None
-        try:
-            store = open_store(path) if about["shards"] else None
-        except RunError as error:
-            wrong = error
-        if store is None and not is_sound(path / LENGTHS, about["store"]):
-            return  # nobody knows which texts it has
+    def _use(self, store: Store, part: What) -> None:
+        """Take from a whole store what is missing yet."""
+        places, here = self._places(read_keys(store.path))
+        if self._take(places[here], part):
+            self.stores[store.path] = store
+            self._note(store.path, store.about["number"], places[here], np.flatnonzero(here))
+
+    def _finish(self, path: Path, about: dict[str, Any], part: What) -> None:
+        """Finish a store if all that will be in it is missing; otherwise less is asked by beginning another."""
         places, here = self._places(read_keys(path))
-        if not (about["shards"] or here.all()) or not self._take(places[here], part):
+        wanted = {**part.options, "scores": bool(part.scores)}
+        held = {"layers": about["layers"], "tokens": about["tokens"], "scores": "scores" in about}
+        if not here.all() or {**held, "dtype": about["dtype"]} != wanted or self._is_held(places, part):
             return
-        if wrong is not None and not here.all():
-            raise wrong
-        if store is None:
-            options = {name: about[name] for name in ("layers", "tokens", "dtype")}
-            self._plan(places, {**options, "scores": about.get("scores", {}).get("head", "")}, about["number"], path)
-        else:
-            self.stores[path] = store
-            self._note(path, about["number"], places[here], np.flatnonzero(here))
+        self._take(places, part)
+        self._plan(places, part.options, about["number"], path)
+
+    def _is_held(self, places: np.ndarray, part: What) -> bool:
+        """Whether some store has some of it already, of some of these texts."""
+        return any(part.without(self.missing[number]) for number in np.unique(self.missing_of[places]))
 
     def _take(self, places: np.ndarray, part: What) -> bool:
         """Have no more of it missing of these texts; whether any of it was."""
@@ -157,12 +162,18 @@ class Cache:
     @property
     def bytes_left(self) -> int:
         """How much is yet to be written, at most."""
-        return sum(job.plan.total for job in self.jobs)
+        return sum(
+            job.plan.bytes(number)
+            for job in self.jobs
+            for number in range(len(job.plan.ranges))
+            if not job.plan.is_whole(job.path, number)
+        )
 
     def fill(self, say: Say) -> tuple[list[Store], np.ndarray]:
         """All stores, and of each the rows in which the texts stand, -1 where one does not.
 
-        The oldest comes first: a run that goes on after a kill reads what it has read before, whatever came since.
+        The oldest comes first, so that a run that goes on after a kill reads what it has read before, whatever was
+        begun since.
         """
         for job in self.jobs:
             try:
@@ -174,6 +185,13 @@ class Cache:
             self.stores[job.path] = made
         ages = sorted(self.rows)
         return [self.stores[path] for _, path in ages], np.stack([self.rows[age][self.inverse] for age in ages])
+
+
+def _open_whole(path: Path, about: dict[str, Any]) -> Store | None:
+    """A store that is finished and not damaged, as far as can be seen without reading all of it."""
+    with suppress(RunError):
+        return open_store(path) if about["shards"] else None
+    return None
 
 
 def _stores_in(folder: Path) -> list[tuple[Path, dict[str, Any]]]:

@@ -1,8 +1,8 @@
 """What is kept of a layer, one vector a token: its name in a store, how it is taken out of a look and put back.
 
 A hidden state is named by its number; what a part of a layer makes by the part and the layer, counted from 1: "q 12".
-Of attention, which is square in tokens, the queries and keys are kept that it is made of, "query 12" and "key 12": what
-"q 12" and "k 12" are, unless the model turns them before it attends.
+Of attention, which is square in tokens, the queries and keys are kept that it is made of: "q 12" and "k 12", or
+"query 12" and "key 12" where the model turns them before it attends.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from torch import Tensor
 
 from smallbert.batches import Layout, make_batch
 from smallbert.data import STUDENT, Stream, Tokens
-from smallbert.model.anatomy import ROLES
+from smallbert.model.anatomy import ROLES, anatomy
 from smallbert.model.attention import Attending
 from smallbert.model.encoder import Encoder
 from smallbert.model.walk import Taps, Wanted
 
 Name = int | str
 MAKES = {**{role: (role,) for role in ROLES}, "attention": ("query", "key")}  # what is kept of a role (see walk.tap)
+TURNING = ("modernbert",)  # styles of models that turn queries and keys before they attend
 ROLE = {made: role for role, kept in MAKES.items() for made in kept}
 SAID = {  # in the words of a note
     "hidden": "hidden states",
@@ -34,13 +35,19 @@ SAID = {  # in the words of a note
 }
 
 
-def names_of(wanted: Wanted) -> tuple[Name, ...]:
+def turns(encoder: Encoder) -> bool:
+    """Whether a model turns queries and keys before it attends."""
+    return anatomy(encoder.backbone).style in TURNING
+
+
+def names_of(wanted: Wanted, turned: bool) -> tuple[Name, ...]:
     """The names of all that is wanted, in their order.
 
-    names_of({"hidden": {0, 6}, "v": {5}})  ->  (0, 6, "v 6")
+    names_of({"hidden": {0, 6}, "v": {5}}, False)  ->  (0, 6, "v 6")
     """
     parts = [(role, place) for role, places in wanted.items() if role != "hidden" for place in places]
-    names: list[Name] = [f"{made} {place + 1}" for role, place in parts for made in MAKES[role]]
+    kept = MAKES if turned else {**MAKES, "attention": ("q", "k")}
+    names: list[Name] = [f"{made} {place + 1}" for role, place in parts for made in kept[role]]
     return tuple(in_order([*wanted.get("hidden", ()), *names]))
 
 
@@ -79,9 +86,10 @@ def put_back(vectors: Mapping[Name, Tensor], like: Taps) -> Taps:
     def put(role: str, place: int, one: Any) -> Any:
         if role == "hidden":
             return vectors[place]
-        found = [vectors[f"{made} {place + 1}"] for made in MAKES[role]]
         if not isinstance(one, Attending):
-            return found[0]
+            return vectors[f"{role} {place + 1}"]
+        turned = f"query {place + 1}" in vectors
+        found = [vectors[f"{made} {place + 1}"] for made in (MAKES[role] if turned else ("q", "k"))]
         query, key = (x.unflatten(-1, (one.query.shape[1], -1)).transpose(1, 2) for x in found)
         return replace(one, query=query, key=key)
 
@@ -92,7 +100,8 @@ def look_at_one(encoder: Encoder, tokens: Tokens, wanted: Wanted) -> Taps:
     """What a look at the shortest text shows; of hidden states, which are all alike, only which they are."""
     if not wanted.keys() - {"hidden"}:
         return {role: dict.fromkeys(places) for role, places in wanted.items()}
-    stream, shortest = Stream({STUDENT: tokens}, None, "classify"), np.array([tokens.lengths.argmin()])
+    lengths = np.where(tokens.lengths > 0, tokens.lengths, tokens.lengths.max())
+    stream, shortest = Stream({STUDENT: tokens}, None, "classify"), np.array([lengths.argmin()])
     with torch.no_grad():
         return encoder.look(make_batch(stream, shortest, Layout(False, 0)).to(encoder.device), wanted, False).taps
 
@@ -101,7 +110,7 @@ def why_not_kept(encoder: Encoder, like: Taps) -> str:
     """Why what a look shows cannot be kept; nothing where it can."""
     if any(isinstance(one, Tensor) for one in like.get("attention", {}).values()):
         return f"{encoder.family} shows attention as a whole, which is square in tokens and not kept"
-    for name in names_of({role: shown.keys() for role, shown in like.items() if role != "hidden"}):
+    for name in names_of({role: shown.keys() for role, shown in like.items() if role != "hidden"}, True):
         if (width := vector(like, name).shape[-1]) != encoder.width:
             said = say_names(taps_for([name]))
             return (

@@ -73,6 +73,12 @@ class Taught:
         return self._read(kind, np.arange(self.texts), self._blank(kind, self.texts))
 
     @property
+    def tokens_of_first(self) -> str:
+        """Which tokens are kept where first ones are wanted: "first", or "all" where something else wants these."""
+        stores = {number for part in self.kinds["first"].parts for number in part.stores}
+        return "first" if {self.stores[number].about["tokens"] for number in stores} == {"first"} else "all"
+
+    @property
     def reads(self) -> bool:
         """Whether every batch is read from disk."""
         return not self.resident and any(kind.layers or kind.by_token for kind in self.kinds.values())

@@ -254,7 +254,21 @@ def _pooler(backbone: Any) -> nn.Module | None:
 
 def fingerprint(encoder: Encoder) -> str:
     """A short hash of what an encoder is: its config, its history, every weight."""
-    digest = hashlib.sha256(json.dumps([encoder.base, encoder.history], sort_keys=True, default=str).encode())
+    return _hash(encoder, encoder.history)
+
+
+def fingerprint_of_outputs(encoder: Encoder) -> str:
+    """A short hash of what decides what an encoder says; how it was trained, or what it is called, does not."""
+    from smallbert.methods import Method
+    from smallbert.recipe import Recipe
+
+    steps = [(entry, method) for entry in encoder.history for ((method,),) in [Recipe(entry["step"])]]
+    built = [(entry["step"], entry["plan"]) for entry, method in steps if type(method).build is not Method.build]
+    return _hash(encoder, built)
+
+
+def _hash(encoder: Encoder, history: list[Any]) -> str:
+    digest = hashlib.sha256(json.dumps([encoder.base, history], sort_keys=True, default=str).encode())
     for name, tensor in sorted(encoder.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
