@@ -395,6 +395,17 @@ def test_who_wants_less_than_an_unfinished_store_would_hold_begins_another(model
     assert set(asked) == items(model, replace(SCORES, hidden=(1,)), range(8)) and made.jobs[0].path != begun
 
 
+@pytest.mark.parametrize(("held", "finished"), [(3, True), (4, True), (5, False)])
+@patch.object(cache, "SHARD_TEXTS", 4)
+def test_an_unfinished_store_is_finished_where_fewer_texts_are_asked_about_so(model, held, finished, tmp_path):
+    encoder, tokens, _ = model
+    fill_partly(Cache(encoder, some_of(tokens, range(12)), SCORES, tmp_path))  # four of its texts are there
+    (begun,) = (file.parent for file in tmp_path.glob("*/store.json"))
+    check_told(model, SCORES, [*range(held), 23], tmp_path)
+    asked, made = check_told(model, SCORES, range(12), tmp_path)
+    assert [job.path == begun for job in made.jobs] == [finished] and len(asked) == (8 if finished else 12 - held)
+
+
 @patch.object(cache, "SHARD_TEXTS", 4)
 def test_room_is_needed_for_what_is_not_written_yet(model, tmp_path):
     encoder, tokens, _ = model

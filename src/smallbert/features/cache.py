@@ -78,6 +78,11 @@ class _Job:
     settings: dict[str, Any]
     plan: Plan
 
+    @property
+    def left(self) -> list[int]:
+        """The shards that are not there yet."""
+        return [number for number in range(len(self.plan.ranges)) if not self.plan.is_whole(self.path, number)]
+
 
 class Cache:
     """The stores of one teacher, and what of some texts is in none of them yet."""
@@ -94,7 +99,7 @@ class Cache:
         found = _stores_in(folder)
         useful = [(path, about, part) for path, about in found if (part := what.held_by(about))]
         whole = {path: store for path, about, _ in useful if (store := _open_whole(path, about)) is not None}
-        # What is whole comes first, so that no teacher is asked for what some store holds, only to finish another.
+        # What is whole comes first: it may hold so much that an unfinished store need not be finished.
         for path, about, part in sorted(useful, key=lambda one: (one[0] not in whole, one[1]["number"], one[0])):
             if path in whole:
                 self._use(whole[path], part)
@@ -102,7 +107,8 @@ class Cache:
                 self._finish(path, about, part)
         left = [number for number in np.unique(self.missing_of) if self.missing[number]]
         for before, number in enumerate(left, len(found)):
-            self._plan(np.flatnonzero(self.missing_of == number), self.missing[number].options, before)
+            keys = np.flatnonzero(self.missing_of == number)
+            self._add(self._job(keys, self.missing[number].options, before), keys, before)
 
     def _use(self, store: Store, part: What) -> None:
         """Take from a whole store what is missing yet."""
@@ -112,18 +118,17 @@ class Cache:
             self._note(store.path, store.about["number"], places[here], np.flatnonzero(here))
 
     def _finish(self, path: Path, about: dict[str, Any], part: What) -> None:
-        """Finish a store if all that will be in it is missing; otherwise less is asked by beginning another."""
+        """Finish a store if all that will be in it is wanted, and no more texts are asked about than by another."""
         places, here = self._places(read_keys(path))
-        wanted = {**part.options, "scores": bool(part.scores)}
         held = {"layers": about["layers"], "tokens": about["tokens"], "scores": "scores" in about}
-        if not here.all() or {**held, "dtype": about["dtype"]} != wanted or self._is_held(places, part):
+        if not here.all() or {**held, "dtype": about["dtype"]} != {**part.options, "scores": bool(part.scores)}:
             return
-        self._take(places, part)
-        self._plan(places, part.options, about["number"], path)
-
-    def _is_held(self, places: np.ndarray, part: What) -> bool:
-        """Whether some store has some of it already, of some of these texts."""
-        return any(part.without(self.missing[number]) for number in np.unique(self.missing_of[places]))
+        job = self._job(places, part.options, about["number"], path)
+        sizes = [stop - start for start, stop in job.plan.ranges]
+        lacking = [not part.without(missing) for missing in self.missing]  # all of it, and not some of it
+        if sum(sizes[number] for number in job.left) <= np.array(lacking)[self.missing_of[places]].sum():
+            self._take(places, part)
+            self._add(job, places, about["number"])
 
     def _take(self, places: np.ndarray, part: What) -> bool:
         """Have no more of it missing of these texts; whether any of it was."""
@@ -145,7 +150,13 @@ class Cache:
         self.rows[number, path] = np.full(len(self.keys), -1, np.int32)
         self.rows[number, path][places] = rows
 
-    def _plan(self, keys: np.ndarray, options: dict[str, Any], number: int, path: Path | None = None) -> None:
+    def _add(self, job: _Job, keys: np.ndarray, number: int) -> None:
+        """Have a store written with the others, and remember in which of its rows texts will stand."""
+        self.jobs.append(job)
+        self._note(job.path, number, keys, np.arange(len(keys)))
+
+    def _job(self, keys: np.ndarray, options: dict[str, Any], number: int, path: Path | None = None) -> _Job:
+        """A store of some texts, in a folder that is there already or in one named by what it holds."""
         index = self.where[keys]
         places, offsets = self.tokens.places(index), np.zeros(len(index) + 1, np.int64)
         np.cumsum(self.tokens.lengths[index], out=offsets[1:])
@@ -156,18 +167,12 @@ class Cache:
         settings = {**options, "model": self.what.teacher, "about": about}
         settings |= {"shard_texts": SHARD_TEXTS, "shard_bytes": SHARD_BYTES}
         plan = plan_store(self.encoder, stream, **settings)
-        self.jobs.append(_Job(path or self.folder / plan.about["store"], stream, settings, plan))
-        self._note(self.jobs[-1].path, number, keys, np.arange(len(keys)))
+        return _Job(path or self.folder / plan.about["store"], stream, settings, plan)
 
     @property
     def bytes_left(self) -> int:
         """How much is yet to be written, at most."""
-        return sum(
-            job.plan.bytes(number)
-            for job in self.jobs
-            for number in range(len(job.plan.ranges))
-            if not job.plan.is_whole(job.path, number)
-        )
+        return sum(job.plan.bytes(number) for job in self.jobs for number in job.left)
 
     def fill(self, say: Say) -> tuple[list[Store], np.ndarray]:
         """All stores, and of each the rows in which the texts stand, -1 where one does not.
