@@ -585,7 +585,7 @@ def test_what_is_not_kept_is_looked_up_at_every_step(teachers, tmp_path):
     drawn = f"pretrain({TEXT!r}, length=16, steps=4, cache={str(tmp_path / 'cache')!r}) + align(teacher={like!r})"
     assert notes_of(drawn) == [f"{said}what it reads is drawn anew"]
     assert not (tmp_path / "cache").exists()
-    assert "hidden states 0, 3 of all tokens and scores were kept (vectors in float32)" in "".join(
+    assert "hidden states 0, 3 of all tokens and scores were kept (0.0 MB, vectors in float32)" in "".join(
         notes_of(f"align(layers=[[0, 0], [2, 3]], teacher={like!r}) + {distill} + {train()}")
     )
 

@@ -4,7 +4,7 @@ import json
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
-from unittest.mock import patch
+from unittest.mock import PropertyMock, patch
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from smallbert.features.asking import keep_taught
 from smallbert.features.cache import Cache, What
 from smallbert.features.parts import in_order, look_at_one, names_of, taps_for, turns, vector, why_not_kept
 from smallbert.features.plan import text_keys
-from smallbert.features.store import read_keys
+from smallbert.features.store import Store, read_keys
 from smallbert.features.taught import Taught
 from smallbert.model.attention import Attending
 from smallbert.model.encoder import Encoder, fingerprint_of_outputs
@@ -456,6 +456,13 @@ def test_first_tokens_beside_all_are_told_as_they_are_kept(teachers, tmp_path):
     )
     assert any("hidden states 2 of first tokens were kept" in note for note in alone)
     assert any("hidden states 4 of all tokens and hidden states 2 of all tokens were kept" in note for note in beside)
+
+
+def test_a_note_says_how_much_is_kept(teachers, tmp_path):
+    recipe = f"distill(teacher={teachers['bert']!r}) + {train(tmp_path)}"
+    with patch.object(Store, "bytes", PropertyMock(return_value=2_530_000_000)):
+        notes = run(recipe, run("head", small(), TASK).encoder, TASK, judge=False).notes
+    assert any("looked once at each text: scores were kept (2,530.0 MB) and read at every step" in one for one in notes)
 
 
 def test_a_text_without_tokens_does_not_stand_for_the_others(model):

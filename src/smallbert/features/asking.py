@@ -144,10 +144,9 @@ def _keep(
     looked = "had looked at each text before"
     if need:
         looked = f"looked once at each text{' of which something was missing' if before else ''}"
+    size = f"{sum(store.bytes for store in found.stores) / 1e6:,.1f} MB{f', vectors in {what.dtype}' if kept else ''}"
     read = "brought to the GPU as a whole" if _bring(found, phase.device, say) else "read at every step"
-    phase.notes.append(
-        f"the teacher {name!r} {looked}: {said} were kept{f' (vectors in {what.dtype})' if kept else ''} and {read}"
-    )
+    phase.notes.append(f"the teacher {name!r} {looked}: {said} were kept ({size}) and {read}")
     others = [] if unasked else [one for one in folder.iterdir() if one.name != what.teacher and one.is_dir()]
     if others:
         phase.notes.append(f"{folder} also holds what {many(len(others), 'other teacher')} said, which was left alone")
