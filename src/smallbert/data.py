@@ -137,7 +137,7 @@ def tokenise(
     tags: list[np.ndarray] = []
     words: list[np.ndarray] = []
     cut, step = 0, 4096
-    # Asked itself and not through transformers, which takes as long again to hand its answers on.
+    # Asked itself and not through transformers, which takes long to hand its answers on.
     backend = tokenizer.backend_tokenizer
     backend.enable_truncation(length, direction=tokenizer.truncation_side)
     backend.no_padding()

@@ -24,6 +24,7 @@ from smallbert.model.walk import Taps, Wanted
 
 Name = int | str
 MAKES = {**{role: (role,) for role in ROLES}, "attention": ("query", "key")}  # what is kept of a role (see walk.tap)
+PLAIN = {**MAKES, "attention": ("q", "k")}  # the same where queries and keys attend as they are
 TURNING = ("modernbert",)  # styles of models that turn queries and keys before they attend
 ROLE = {made: role for role, kept in MAKES.items() for made in kept}
 SAID = {  # in the words of a note
@@ -46,8 +47,7 @@ def names_of(wanted: Wanted, turned: bool) -> tuple[Name, ...]:
     names_of({"hidden": {0, 6}, "v": {5}}, False)  ->  (0, 6, "v 6")
     """
     parts = [(role, place) for role, places in wanted.items() if role != "hidden" for place in places]
-    kept = MAKES if turned else {**MAKES, "attention": ("q", "k")}
-    names: list[Name] = [f"{made} {place + 1}" for role, place in parts for made in kept[role]]
+    names: list[Name] = [f"{made} {place + 1}" for role, place in parts for made in (MAKES if turned else PLAIN)[role]]
     return tuple(in_order([*wanted.get("hidden", ()), *names]))
 
 
@@ -88,8 +88,8 @@ def put_back(vectors: Mapping[Name, Tensor], like: Taps) -> Taps:
             return vectors[place]
         if not isinstance(one, Attending):
             return vectors[f"{role} {place + 1}"]
-        turned = f"query {place + 1}" in vectors
-        found = [vectors[f"{made} {place + 1}"] for made in (MAKES[role] if turned else ("q", "k"))]
+        kept = MAKES if f"query {place + 1}" in vectors else PLAIN
+        found = [vectors[f"{made} {place + 1}"] for made in kept[role]]
         query, key = (x.unflatten(-1, (one.query.shape[1], -1)).transpose(1, 2) for x in found)
         return replace(one, query=query, key=key)
 
