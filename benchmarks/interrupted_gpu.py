@@ -22,8 +22,8 @@ import torch
 from shared_gpu import KINDS, training
 
 from smallbert.files import write_json
-from smallbert.measuring.card import machine, versions
-from smallbert.sharing import MPS_PART, shared_gpu
+from smallbert.measuring.card import GPU_PART, machine, versions
+from smallbert.sharing import shared_gpu
 
 STEPS, PATIENCE = 300, 120.0
 
@@ -44,8 +44,8 @@ def start_crowd(kind: str, count: int, environment: dict[str, str], steps: int) 
     return [subprocess.Popen(command, **how) for _ in range(count)]
 
 
-def watch_crowd(kind: str, count: int, environment: dict[str, str]) -> dict[str, Any]:
-    """How many of a crowd's losses were not finite, and how many processes had one."""
+def watch_crowd(kind: str, count: int, environment: dict[str, str]) -> int:
+    """How many of a crowd's losses were not finite."""
     running = start_crowd(kind, count, environment, STEPS)
     try:
         told = [one.communicate(timeout=PATIENCE)[0].split() for one in running]
@@ -54,8 +54,7 @@ def watch_crowd(kind: str, count: int, environment: dict[str, str]) -> dict[str,
             one.kill()
     if late := sum(not words for words in told):
         raise SystemExit(f"{late} of {count} processes ended before they had taken a step; see above why")
-    wrong = [int(words[0]) for words in told]
-    return {"processes_with_broken_losses": sum(map(bool, wrong)), "broken_losses": sum(wrong)}
+    return sum(int(words[0]) for words in told)
 
 
 def kill_crowd(kind: str, count: int, environment: dict[str, str], how: signal.Signals) -> None:
@@ -89,11 +88,12 @@ def main() -> None:
         with shared_gpu() as served:
             if not served:
                 parser.error("this asks about an MPS server, and none could be started")
-            environment = served | {MPS_PART: str(part)}
+            environment = served | {GPU_PART: str(part)}
             before = watch_crowd(*crowd, environment)
             kill_crowd(*crowd, environment, signal.Signals[f"SIG{chosen.kill}"])
             after = watch_crowd(*crowd, environment)
-        rows.append({"per_cent_each": part, "before": before, "after": after})
+        losses = {"losses": chosen.processes * STEPS, "broken_before": before, "broken_after_a_kill": after}
+        rows.append({"per_cent_each": part} | losses)
         print(rows[-1], flush=True)
     if chosen.out:
         command = f"python benchmarks/interrupted_gpu.py --processes {chosen.processes} --parts {chosen.parts}"

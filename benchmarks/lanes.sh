@@ -20,7 +20,7 @@ if command -v nvidia-cuda-mps-control > /dev/null && [ -z "$CUDA_MPS_PIPE_DIRECT
   nvidia-cuda-mps-control -d && trap 'echo quit | nvidia-cuda-mps-control; rm -rf "$CUDA_MPS_PIPE_DIRECTORY"' EXIT
 fi
 
-# Cores are shared as well, and so is the GPU, as by smallbert/sharing.py: each job that may run at a time has its part.
+# Cores are shared as well, as by smallbert/sharing.py.
 all=0
 for lane in "${lanes[@]:?studies to run}"; do
   most=1
@@ -31,8 +31,6 @@ for lane in "${lanes[@]:?studies to run}"; do
   all=$((all + most))
 done
 export OMP_NUM_THREADS=$((all < $(nproc) ? $(nproc) / all : 1))
-part=$((200 / all > 100 ? 100 : 200 / all))
-export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:-$((part < 25 ? 25 : part))}
 
 count_cards() { cat "$1"/cards.jsonl "$1"/cards/*.json 2> /dev/null | grep -c '"model_fingerprint"'; }
 

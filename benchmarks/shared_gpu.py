@@ -29,11 +29,11 @@ from transformers import BertConfig, BertModel
 
 from smallbert.data import STUDENT, Stream, Tokens
 from smallbert.files import write_json
-from smallbert.measuring.card import machine, versions
+from smallbert.measuring.card import GPU_PART, machine, versions
 from smallbert.methods import METHODS
 from smallbert.model.encoder import Encoder
 from smallbert.recipe import Recipe
-from smallbert.sharing import MPS_PART, shared_gpu
+from smallbert.sharing import shared_gpu
 from smallbert.training import loop
 from smallbert.training.conditions import compiled_layers
 from smallbert.training.phase import Phase
@@ -145,7 +145,7 @@ def time_together(name: str, count: int, environment: dict[str, str], task: str 
     if late := sum(not words for words in told):
         raise SystemExit(f"{late} of {count} processes ended before they had taken a step; see above why")
     rates = [float(words[-1]) for words in told]
-    part = int(environment.get(MPS_PART, 100))
+    part = int(environment.get(GPU_PART, 100))
     return {"kind": name, "processes": count, "per_cent_each": part, "steps_per_second": round(sum(rates), 1)}
 
 
@@ -184,7 +184,7 @@ def main() -> None:
     elif chosen.parts:
         for count, part in product(chosen.processes.split(","), chosen.parts.split(",")):
             with shared_gpu() as environment:
-                rows.append(time_together("six layers", int(count), environment | {MPS_PART: part}, "SNLI"))
+                rows.append(time_together("six layers", int(count), environment | {GPU_PART: part}, "SNLI"))
             print(rows[-1], flush=True)
     else:
         with training(KINDS["six layers, taught"]) as run:  # whoever comes first would begin a cold GPU for all
@@ -193,7 +193,7 @@ def main() -> None:
             rows.append(time_alone(name))
             print(rows[-1], flush=True)
         for count in map(int, chosen.processes.split(",")):
-            with shared_gpu(workers=count) as environment:
+            with shared_gpu() as environment:
                 rows.append(time_together("six layers", count, environment))
             print(rows[-1], flush=True)
     if rows and chosen.out:

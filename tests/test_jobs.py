@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from workers import broken, is_alive, killed, prepare, wait_until
 
 from smallbert.errors import RunError
 from smallbert.jobs import run_jobs
-from smallbert.sharing import shared_gpu, shared_machine
+from smallbert.measuring.card import GPU_PART
+from smallbert.sharing import doubt_part, shared_gpu, shared_machine
 
 FAKE = """#!/bin/sh
 if [ "$1" = "-d" ]; then echo "start $CUDA_MPS_PIPE_DIRECTORY" >> {log}; exit {code}; fi
@@ -170,15 +172,18 @@ def test_the_gpu_daemon_is_private_and_goes(tmp_path, monkeypatch):
     assert log.read_text().count("start") == 1
 
 
-@pytest.mark.parametrize(("workers", "part"), [(1, "100"), (2, "100"), (4, "50"), (8, "25"), (14, "25")])
-def test_each_process_has_a_part_of_the_gpu(workers, part, tmp_path, monkeypatch):
+def test_no_process_is_given_a_part_of_the_gpu_unasked(tmp_path, monkeypatch):
     fake_daemon(tmp_path, monkeypatch)
-    monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", raising=False)
-    with shared_gpu(workers=workers) as environment:
-        assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == part
-    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "70")  # the user has said it
-    with shared_gpu(workers=workers) as environment:
-        assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in environment
+    with shared_gpu() as environment:
+        assert GPU_PART not in environment  # in parts of 28 per cent losses become nan
+
+
+def test_a_loss_that_breaks_in_a_part_of_a_gpu_says_what_to_try(monkeypatch):
+    monkeypatch.setenv(GPU_PART, "28")
+    assert doubt_part(torch.device("cuda")) == f", in 28 % of a GPU: try without {GPU_PART}"
+    assert doubt_part(torch.device("cpu")) == ""
+    monkeypatch.setenv(GPU_PART, "100")
+    assert doubt_part(torch.device("cuda")) == ""
 
 
 def test_a_gpu_daemon_that_does_not_start_is_done_without(tmp_path, monkeypatch):

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from smallbert.measuring.card import GPU_PART
+
 MOST = 8  # processes on one GPU, unless more are asked for
 PATIENCE = 30.0  # seconds that the daemon of a shared GPU has to begin or to end
 MPS = "nvidia-cuda-mps-control"
 MPS_FOLDERS = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
-MPS_PART = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-LEAST_PART = 25  # per cent of a GPU; benchmarks/shared_gpu.py has what parts gain
 
 
 def default_jobs(device: str | None) -> int:
@@ -45,28 +45,33 @@ def is_trouble_of_the_process(error: Exception) -> bool:
     return is_memory(error) or (isinstance(error, RuntimeError) and any(name in str(error).lower() for name in names))
 
 
+def doubt_part(device: torch.device) -> str:
+    """What to try where a loss is nan in a part of a GPU, since some parts compute wrongly (docs/LOG.md)."""
+    part = os.environ.get(GPU_PART, "") if device.type == "cuda" else ""
+    return f", in {part} % of a GPU: try without {GPU_PART}" if part not in ("", "100") else ""
+
+
 @contextmanager
 def shared_machine(workers: int, device: str | None) -> Iterator[dict[str, str]]:
     """Environment variables under which so many processes share cores, and the GPU where they run on it."""
     given = os.environ.get("OMP_NUM_THREADS", "")  # other studies may share the machine too: fewer were asked for
     threads = min(max(1, cores() // workers), int(given) if given.isdecimal() and int(given) else cores())
-    with shared_gpu(_is_gpu(device), workers) as environment:
+    with shared_gpu(_is_gpu(device)) as environment:
         yield {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"} | environment
 
 
 @contextmanager
-def shared_gpu(wanted: bool = True, workers: int = 1) -> Iterator[dict[str, str]]:
+def shared_gpu(wanted: bool = True) -> Iterator[dict[str, str]]:
     """Environment variables under which processes run on one GPU at once instead of in turns, where that can be had.
 
-    Each has a part of the GPU, twice its share: small kernels that spread over all of it get in each other's way.
+    None has a part of the GPU of its own, though that is faster: in some parts losses become nan (docs/LOG.md).
     """
     folder, guard = None, None
     try:
         if wanted and shutil.which(MPS) and MPS_FOLDERS[0] not in os.environ:
             folder = tempfile.mkdtemp(prefix="smallbert-mps-")
             guard = _start_mps(folder)
-        part = {MPS_PART: str(max(LEAST_PART, min(100, 200 // workers)))} if MPS_PART not in os.environ else {}
-        yield dict.fromkeys(MPS_FOLDERS, folder) | part if guard and folder else {}
+        yield dict.fromkeys(MPS_FOLDERS, folder) if guard and folder else {}
     finally:
         if guard is not None:
             guard.stdin.close()  # type: ignore[union-attr]

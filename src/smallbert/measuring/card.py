@@ -21,6 +21,7 @@ FORMAT = 1
 RESULT, MACHINERY_CHECK = "result", "machinery check"
 KINDS = (RESULT, MACHINERY_CHECK)
 STATUSES = ("ok", "diverged", "failed")
+GPU_PART = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
 class Field(NamedTuple):
@@ -167,7 +168,7 @@ def machine() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     gpu = torch.cuda.get_device_name(0) if torch is not None and torch.cuda.is_available() else None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    part = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") if gpu else None
+    part = os.environ.get(GPU_PART) if gpu else None
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu(),

@@ -24,6 +24,7 @@ from smallbert.features.taught import Taught
 from smallbert.model.anatomy import anatomy
 from smallbert.model.batch import Batch
 from smallbert.processes import processes
+from smallbert.sharing import doubt_part
 from smallbert.training.checkpoint import load_checkpoint, save_checkpoint
 from smallbert.training.conditions import asked_to_stop, compiled_layers, frozen_parts, other_dropout, pays_to_compile
 from smallbert.training.graphs import Graphs, brought
@@ -252,7 +253,7 @@ class _Watch:
             return
         value = float(loss)
         if not np.isfinite(value):
-            phase.diverged = f"the loss became {value} by step {phase.step} of {phase.total}"
+            phase.diverged = f"the loss became {value} by step {phase.step} of {phase.total}{doubt_part(phase.device)}"
         now = time.monotonic()
         if now - self.last > 0.2 or phase.step == phase.total:
             self.last = now

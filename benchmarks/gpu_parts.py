@@ -1,0 +1,150 @@
+"""Which parts of a GPU compute a training step wrongly, and which of its operations that is.
+
+    python benchmarks/gpu_parts.py --parts 10,20,25,28,33,40,50,66,100 --out results/shared_gpu
+
+Under one MPS server a process for each part, some at a time, trains a model of random weights on random labels, where
+every loss should be finite. Of the first part where one is not, a few steps are taken once more, and each operation
+that torch tells of is done on the CPU as well, with what it was given; those that differ are named, the first first.
+Kernels of our own are not told of: one that is wrong shows as values broken before an operation saw them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from shared_gpu import KINDS, training
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from smallbert.files import write_json
+from smallbert.measuring.card import GPU_PART, machine, versions
+from smallbert.sharing import shared_gpu
+from smallbert.training import graphs
+
+STEPS, LOOKED_AT, AT_ONCE, PATIENCE = 60, 5, 8, 300.0
+RANDOM = ("dropout", "bernoulli", "rand", "normal", "uniform", "empty", "exponential")
+NEAR = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}  # of the largest number there
+
+
+class Watch(TorchDispatchMode):
+    """Does every operation on the CPU as well and remembers those that come out otherwise."""
+
+    def __init__(self) -> None:
+        """Nothing seen yet."""
+        super().__init__()
+        self.found: list[dict[str, Any]] = []
+        self.unchecked: Counter[str] = Counter()
+        self.checked = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One operation; what it changes in place is compared too."""
+        given = (args, kwargs or {})
+        name, tensors = str(func), _floating(given)
+        broken_before = any(_is_broken(one) for one in tensors)
+        same = tree_map_only(Tensor, lambda one: one.detach().to("cpu", copy=True), given)
+        made = func(*args, **(kwargs or {}))
+        if not tensors or any(word in name for word in RANDOM):
+            return made
+        try:
+            wanted = func(*same[0], **same[1])
+        except (RuntimeError, NotImplementedError):
+            self.unchecked[name] += 1
+            if not broken_before and any(_is_broken(one) for one in _floating(made)):
+                self._note(name, tensors, "made nan")
+            return made
+        self.checked += 1
+        if broken_before:
+            self._note(name, tensors, "was given nan")
+        elif any(map(_differ, _floating((made, given)), _floating((wanted, same)))):
+            self._note(name, tensors, "differs from the CPU")
+        return made
+
+    def _note(self, name: str, tensors: list[Tensor], why: str) -> None:
+        if len(self.found) < 20:
+            self.found.append({"operation": name, "why": why, "shapes": [list(one.shape) for one in tensors[:4]]})
+
+
+def _floating(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _is_broken(one: Tensor) -> bool:
+    return bool(one.isnan().any())  # masks have infinities
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    mine, wanted = one.detach().cpu().float(), other.float()
+    if mine.shape != wanted.shape or not mine.numel():
+        return mine.shape != wanted.shape
+    apart = torch.where(mine == wanted, 0.0, mine - wanted).abs().max()  # infinities may be equal
+    largest = wanted.abs().where(wanted.isfinite(), 0.0).max()
+    return not bool(apart <= NEAR.get(one.dtype, 1e-3) * largest + 1e-6)
+
+
+def train(kind: str, look: bool) -> dict[str, Any]:
+    """In a process of its own: how many losses were not finite, or what single operations did."""
+    if not look:
+        with training(KINDS[kind], "SNLI") as run:
+            return {"broken_losses": sum(not math.isfinite(run(1)) for _ in range(STEPS)), "steps": STEPS}
+    graphs.WARM = sys.maxsize  # steps as they are written: nothing can be compared while they are recorded
+    with training(KINDS[kind], "SNLI") as run, Watch() as watch:
+        losses = [run(1) for _ in range(LOOKED_AT)]
+    return {"losses": [repr(loss) for loss in losses], "operations": watch.checked, "wrong": watch.found} | {
+        "unchecked": dict(watch.unchecked)
+    }
+
+
+def ask(kind: str, look: bool, environment: dict[str, str]) -> dict[str, Any]:
+    """The same, from a process that has this environment."""
+    command = [sys.executable, __file__, "--kind", kind, "--member", "look" if look else "train"]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}, timeout=PATIENCE
+    )
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"failed": done.returncode}
+
+
+def main() -> None:
+    """All parts, a line each; then a closer look at the first that is broken."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--parts", default="10,20,25,28,33,40,50,66,100", help="per cent of the GPU for a process")
+    parser.add_argument("--kind", choices=KINDS, default="six layers", help="what is trained")
+    parser.add_argument("--look", action="store_true", help="at operations, on the device there is, and no more")
+    parser.add_argument("--member", choices=("train", "look"), help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.member or chosen.look:
+        print(json.dumps(train(chosen.kind, chosen.look or chosen.member == "look")))
+        return
+    if not torch.cuda.is_available():
+        parser.error("this looks at a GPU, and there is none")
+    with shared_gpu() as served, ThreadPoolExecutor(AT_ONCE) as several:
+        if not served:
+            parser.error("this asks about an MPS server, and none could be started")
+        parts = chosen.parts.split(",")
+        asked = [several.submit(ask, chosen.kind, False, served | {GPU_PART: part}) for part in parts]
+        rows = []
+        for part, answer in zip(parts, asked, strict=True):
+            rows.append({"per_cent": int(part)} | answer.result())
+            print(rows[-1], flush=True)
+        broken = next((row for row in rows if row.get("broken_losses")), None)
+        look = broken and ask(chosen.kind, True, served | {GPU_PART: str(broken["per_cent"])})
+        print(json.dumps(look, indent=1))
+    if chosen.out:
+        command = f"python benchmarks/gpu_parts.py --parts {chosen.parts} --kind {chosen.kind!r}"
+        record = {"benchmark": "gpu_parts", "command": command, "rows": rows, "look": look}
+        write_json(chosen.out / "gpu_parts.json", record | {"versions": versions(), "machine": machine()})
+
+
+if __name__ == "__main__":
+    main()
