@@ -21,8 +21,9 @@ from smallbert.model.replace import head_count
 from smallbert.probing.attentions import watched
 from smallbert.recipe import Recipe
 from smallbert.tiny import SHAPES
-from smallbert.training.alignment import MAPS, Side, attention_scores, distance
+from smallbert.training.alignment import Side, attention_scores, distance
 from smallbert.training.loop import train
+from smallbert.training.pairs import MAPS
 
 TASK = toy_task("pair", 24)
 WHOLE = "train(epochs=4, batch=24, lr=0.003, warmup=0.0, dropout=0.0)"

@@ -98,6 +98,15 @@ def test_first_mean_and_rows_agree(made):
 
 @some
 @given(batches())
+def test_what_was_laid_out_in_rows_comes_back(made):
+    for batch in made[2:]:
+        values, real = torch.rand(*batch.input_ids.shape, 2), batch.tokens()
+        again = batch.from_rows(batch.rows(values, -1.0))
+        assert again.shape == values.shape and torch.equal(again[real], values[real])
+
+
+@some
+@given(batches())
 def test_shares_of_all_tokens_are_counted_or_known_from_bounds(made):
     for batch in made[2:]:
         for one in (batch, replace(batch, present=torch.zeros_like(batch.present)), replace(batch, present=None)):

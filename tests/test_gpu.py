@@ -8,9 +8,11 @@ from toys import is_same_state, small, toy_task
 from smallbert.batches import Layout, make_batch
 from smallbert.data import STUDENT, Stream, Tokens
 from smallbert.methods import METHODS
+from smallbert.model.attention import Attending
 from smallbert.recipe import Recipe
 from smallbert.run import run_recipe
 from smallbert.tiny import SHAPES, make_encoder
+from smallbert.training import alignment
 from smallbert.training.loop import train
 from smallbert.training.masks import hold_zeros, maskable, prune_once
 from smallbert.training.phase import Phase
@@ -132,6 +134,30 @@ def test_short_kernels_attend_like_the_reference(size, longest, dtype):
         torch.testing.assert_close(one.float(), other, **near)
     again = torch.autograd.grad(found, three, slopes)
     assert all(torch.equal(one, other) for one, other in zip(ours, again, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(("size", "their_size", "longest"), [(8, 8, 20), (26, 32, 40), (32, 64, 103)])
+@pytest.mark.parametrize(("metric", "soften"), [("kl", True), ("mse", True), ("mse", False)])
+def test_row_kernels_compare_like_plain_products(metric, soften, size, their_size, longest, dtype, monkeypatch):
+    torch.manual_seed(0)
+    stream = make_stream(60, longest)
+    batch = make_batch(stream, np.arange(60), Layout(True, longest)).to("cuda")
+    made = [
+        torch.randn(1, 3, batch.input_ids.shape[1], width, device="cuda", dtype=dtype)
+        for width in (size, size, their_size, their_size)
+    ]
+    ours = [one.requires_grad_() for one in made[:2]]
+    theirs, slopes, found = Attending(*made[2:]), torch.randn(batch.input_ids.shape, device="cuda"), []
+    slopes = slopes * batch.tokens()
+    for kernels in (True, True, False):
+        monkeypatch.setattr(alignment, "KERNELS", kernels)
+        far = alignment.rows_apart(Attending(*ours), theirs, batch, metric, soften)
+        found.append([far * batch.tokens(), *torch.autograd.grad(far, ours, slopes)])
+    assert all(torch.equal(one, other) for one, other in zip(*found[:2], strict=True))
+    near = {"atol": 1e-4, "rtol": 1e-3} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
+    for one, other in zip(*found[1:], strict=True):
+        torch.testing.assert_close(one, other, **near)
 
 
 @pytest.mark.parametrize("layout", ["auto", "packed"])

@@ -34,21 +34,20 @@ from torch import Tensor, nn
 from smallbert.data import STUDENT
 from smallbert.errors import UserError
 from smallbert.methods import Method
+from smallbert.model.attention import Attending
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.model.replace import head_count
 from smallbert.model.walk import Taps
 from smallbert.sources import folder_read
 from smallbert.training.alignment import (
-    MAPS,
     OF_BOTH,
     ON_CHANCES,
-    Pairs,
     Side,
-    attention_scores,
     distance,
+    each_other,
     moments,
-    products,
+    rows_apart,
 )
 from smallbert.training.comparable import (
     check_has_layers,
@@ -59,6 +58,7 @@ from smallbert.training.comparable import (
     check_widths,
     check_windows,
 )
+from smallbert.training.pairs import MANY, Pairs, pair_layers
 from smallbert.training.schedule import Schedule
 
 VECTORS = ("hidden", "first", "embeddings")  # compared feature by feature
@@ -66,7 +66,6 @@ INSIDE = ("attention", "scores", "relations")  # what layers do, and not what co
 STATES = ("hidden", "first", "moments", "gram")
 ROWS = ("attention", "scores", "relations", "gram")  # one row over the text's tokens for each token
 TRANSFORMS = {"gram": ("none", "l2", "norm"), **dict.fromkeys(VECTORS, ("none", "linear", "linear_each", "l2", "norm"))}
-MANY = 10**6  # layers, where it is not known yet how many there are
 STAIRS = ("progressive", "stacked")  # schedules by which layers come one after the other
 EDGE = 1e-9  # shares of a phase are compared with steps / total, which is rounded
 
@@ -188,7 +187,7 @@ class Align(Method):
                     self._read(theirs, [its for _, its in some], step.batch, heads, None),
                     strict=True,
                 )
-                apart = [self._compare(one, other) for one, other in sides]
+                apart = [self._compare(one, other, step.batch) for one, other in sides]
                 found.append(step.mean_of_texts(_sum(apart), shares).reshape(-1))
         each = torch.cat(found) if len(found) > 1 else found[0]
         if self.schedule in STAIRS:
@@ -207,12 +206,12 @@ class Align(Method):
         alone = self.what in ROWS or self.transform == "linear_each"
         return [[pair] for pair in pairs] if alone else [pairs]
 
-    def _read(self, taps: Taps, layers: list[int], batch: Batch, heads: int, move: nn.Module | None) -> list[Side]:
+    def _read(self, taps: Taps, layers: list[int], batch: Batch, heads: int, move: nn.Module | None) -> list[Any]:
         """What is compared, of one model's layers: of vectors all layers, stacked, of rows the one there is."""
         if self.what == "relations":
-            return [_relation(taps[role][layers[0] - 1].float(), batch, heads) for role in self.of]
+            return [_relation(taps[role][layers[0] - 1], heads) for role in self.of]
         if self.what in ("attention", "scores"):
-            return [attention_scores(taps["attention"][layers[0] - 1], batch)]
+            return [taps["attention"][layers[0] - 1]]
         kept = self._reads_first and "first" in taps
         vectors = torch.stack([taps["first" if kept else "hidden"][layer] for layer in layers])
         if self._reads_first:
@@ -223,11 +222,13 @@ class Align(Method):
         elif self.transform in OF_BOTH:
             vectors = OF_BOTH[self.transform](vectors)
         if self.what == "gram":
-            return [products(vectors[0], batch, 1, 1 / vectors.shape[-1])]
-        return [Side(moments(vectors) if self.what == "moments" else vectors)]
+            return [each_other(vectors[0], 1, 1 / vectors.shape[-1])]
+        return [moments(vectors) if self.what == "moments" else vectors]
 
-    def _compare(self, ours: Side, theirs: Side) -> Tensor:
-        return distance(ours, theirs, self.metric, soften=self.what in ("attention", "relations"))
+    def _compare(self, ours: Any, theirs: Any, batch: Batch) -> Tensor:
+        if self.what in ROWS:
+            return rows_apart(ours, theirs, batch, self.metric, soften=self.what in ("attention", "relations"))
+        return distance(Side(ours), Side(theirs), self.metric)
 
     @property
     def _reads_first(self) -> bool:
@@ -247,8 +248,7 @@ class Align(Method):
             if marks is None:
                 raise self._needs()
             chosen = batch.tokens() & marks
-        shares = batch.shares(chosen)
-        return batch.rows(shares, 0.0) if self.what in ROWS else shares
+        return batch.shares(chosen)
 
     def _heads(self, teacher: Encoder) -> int:
         """In how many parts relations are compared."""
@@ -261,25 +261,7 @@ class Align(Method):
         """Which layer of the student learns from which of the teacher, such as [(1, 2), (2, 4), (3, 6)]."""
         if self.what == "embeddings":
             return [(0, 0)]
-        lowest = 1 if self.what in INSIDE else 0
-        if isinstance(self.layers, str):
-            if not (found := MAPS[self.layers](mine, theirs)):
-                raise UserError(f"align: layers={self.layers!r} leaves a student of one layer nothing to compare")
-            return [pair for pair in found if pair[0] >= lowest]
-        given: Any = self.layers.items() if isinstance(self.layers, dict) else self.layers
-        try:
-            pairs = [(int(one), int(other)) for one, other in given]
-        except ValueError:
-            raise UserError(f"align: layers is pairs of numbers such as {{3: 6, -1: -1}}, not {self.layers}") from None
-        counted = [(one + mine + 1 if one < 0 else one, o + theirs + 1 if o < 0 else o) for one, o in pairs]
-        if not counted or len(set(counted)) < len(counted):
-            raise UserError(f"align: layers={self.layers} must name at least one pair of layers, and each pair once")
-        if not all(lowest <= one <= mine and lowest <= o <= theirs for one, o in counted):
-            fit = f"does not fit a student of {mine} layers and a teacher of {theirs}" if mine < MANY else "cannot be"
-            raise UserError(
-                f"align: layers={self.layers} {fit}; of {self.what} they are numbered from {lowest}, and -1 is the last"
-            )
-        return counted
+        return pair_layers(self.layers, mine, theirs, 1 if self.what in INSIDE else 0, self.what)
 
     def _check_tokens(self, kind: str | None) -> None:
         if self.tokens not in NEEDS or kind is None:
@@ -311,9 +293,9 @@ def _sum(each: list[Tensor]) -> Tensor:
     return torch.stack(each).sum(0) if len(each) > 1 else each[0]
 
 
-def _relation(vectors: Tensor, batch: Batch, heads: int) -> Side:
+def _relation(vectors: Tensor, heads: int) -> Attending:
     """MiniLM's relation, before its softmax: scaled products of all tokens in each of `heads` parts."""
-    return products(vectors, batch, heads, (vectors.shape[-1] / heads) ** -0.5)
+    return each_other(vectors, heads, (vectors.shape[-1] / heads) ** -0.5)
 
 
 def _map(mine: int, theirs: int, seed: int) -> nn.Linear:

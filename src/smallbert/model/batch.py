@@ -81,6 +81,13 @@ class Batch:
         cell = self.sequence * self.longest + self.position_ids[0]
         return grid.index_put((cell,), values[0]).unflatten(0, (self.size + 1, self.longest))[: self.size]
 
+    def from_rows(self, values: Tensor) -> Tensor:
+        """What `rows` has laid out, as it stood before: (sequences, longest, …) -> (rows, tokens, …)."""
+        if self.sequence is None:
+            return values
+        cell = self.sequence.clamp(max=self.size - 1) * self.longest + self.position_ids[0]  # filler reads anything
+        return values.flatten(0, 1).index_select(0, cell).unsqueeze(0)
+
     def shares(self, chosen: Tensor | None = None) -> Tensor:
         """What share of its sequence's chosen tokens (or of all) each one is; those of a sequence add up to one.
 

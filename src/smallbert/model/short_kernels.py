@@ -16,7 +16,7 @@ NONE = tl.constexpr(-1.0e30)  # the score of a token that is not there: finite, 
 
 
 @triton.jit
-def _tile(start, head, first, numbers, size, stride, apart, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+def tile(start, head, first, numbers, size, stride, apart, BLOCK: tl.constexpr, WIDE: tl.constexpr):
     """Where the numbers of a tile's tokens are, and which of them are there."""
     token, column = first + tl.arange(0, BLOCK), tl.arange(0, WIDE)
     inside = (token < numbers)[:, None] & (column < size)[None, :]
@@ -32,13 +32,13 @@ def _forward(
     start = tl.load(bounds + tl.program_id(0)).to(tl.int64)
     numbers = (tl.load(bounds + tl.program_id(0) + 1) - start).to(tl.int32)
     if first < numbers:
-        place, inside = _tile(start, head, first, numbers, size, stride, apart, BLOCK, WIDE)
+        place, inside = tile(start, head, first, numbers, size, stride, apart, BLOCK, WIDE)
         q = tl.load(query + place, mask=inside, other=0.0)
         most = tl.full((BLOCK,), NONE, tl.float32)
         total = tl.zeros((BLOCK,), tl.float32)
         sums = tl.zeros((BLOCK, WIDE), tl.float32)
         for other in range(0, numbers, BLOCK):
-            there, theirs = _tile(start, head, other, numbers, size, stride, apart, BLOCK, WIDE)
+            there, theirs = tile(start, head, other, numbers, size, stride, apart, BLOCK, WIDE)
             k = tl.load(key + there, mask=theirs, other=0.0)
             v = tl.load(value + there, mask=theirs, other=0.0)
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
@@ -49,7 +49,7 @@ def _forward(
             total = total * fade + tl.sum(shares, 1)
             sums = sums * fade[:, None] + tl.dot(shares.to(v.dtype), v, input_precision="ieee")
             most = higher
-        own, mine = _tile(start, head, first, numbers, size, tl.num_programs(1) * size, size, BLOCK, WIDE)
+        own, mine = tile(start, head, first, numbers, size, tl.num_programs(1) * size, size, BLOCK, WIDE)
         tl.store(out + own, (sums / total[:, None]).to(out.dtype.element_ty), mask=mine)
         row = first + tl.arange(0, BLOCK)
         tl.store(level + head * tokens + start + row, most + tl.log(total), mask=row < numbers)
@@ -82,8 +82,8 @@ def _backward(
     numbers = (tl.load(bounds + tl.program_id(0) + 1) - start).to(tl.int32)
     if first < numbers:
         wide = tl.num_programs(1) * size
-        place, inside = _tile(start, head, first, numbers, size, stride, apart, BLOCK, WIDE)
-        own, mine = _tile(start, head, first, numbers, size, wide, size, BLOCK, WIDE)
+        place, inside = tile(start, head, first, numbers, size, stride, apart, BLOCK, WIDE)
+        own, mine = tile(start, head, first, numbers, size, wide, size, BLOCK, WIDE)
         q = tl.load(query + place, mask=inside, other=0.0)
         k = tl.load(key + place, mask=inside, other=0.0)
         v = tl.load(value + place, mask=inside, other=0.0)
@@ -93,8 +93,8 @@ def _backward(
         k_slope = tl.zeros((BLOCK, WIDE), tl.float32)
         v_slope = tl.zeros((BLOCK, WIDE), tl.float32)
         for other in range(0, numbers, BLOCK):
-            there, theirs = _tile(start, head, other, numbers, size, stride, apart, BLOCK, WIDE)
-            away, their = _tile(start, head, other, numbers, size, wide, size, BLOCK, WIDE)
+            there, theirs = tile(start, head, other, numbers, size, stride, apart, BLOCK, WIDE)
+            away, their = tile(start, head, other, numbers, size, wide, size, BLOCK, WIDE)
             k_other = tl.load(key + there, mask=theirs, other=0.0)
             v_other = tl.load(value + there, mask=theirs, other=0.0)
             shares = _shares(q, k_other, top, first, other, numbers, scale, BLOCK)

@@ -5,8 +5,9 @@ Everything is float32 and comes in one of two shapes:
     one vector a token     (rows, tokens, features)             in the batch's own layout, padded or packed
     one row a token        (sequences, heads, tokens, tokens)   how it stands to each token of its own sequence
 
-A packed batch is spread out into sequences for the second, without a loop and in shapes known beforehand, so that a
-recorded step can do it.
+Rows are products of queries and keys. On a GPU they are compared tile by tile and never written; elsewhere, and where
+there is no kernel, a packed batch is spread out into sequences, without a loop and in shapes known beforehand, so that
+a recorded step can do it.
 """
 
 from __future__ import annotations
@@ -20,28 +21,10 @@ from torch.nn import functional
 
 from smallbert.model.attention import Attending
 from smallbert.model.batch import Batch
-from smallbert.model.surgery import counterpart
 
-Pairs = list[tuple[int, int]]
 TINY = 1e-24  # beside squares
-
-
-# Which layer of the student learns from which of the teacher; layers are numbered from 1.
-
-
-def _in_step(mine: int, theirs: int) -> Pairs:
-    return [(layer, counterpart(layer, mine, theirs)) for layer in range(1, mine + 1)]
-
-
-MAPS: dict[str, Callable[[int, int], Pairs]] = {
-    "uniform": _in_step,
-    "whole": lambda mine, theirs: [(0, 0), *_in_step(mine, theirs)],
-    "skip": lambda mine, theirs: _in_step(mine, theirs)[:-1],  # the last layer is left to the logits
-    "first": lambda mine, theirs: [(layer, layer) for layer in range(1, min(mine, theirs) + 1)],
-    "last": lambda mine, theirs: [
-        (layer, theirs - mine + layer) for layer in range(1, mine + 1) if theirs - mine + layer >= 1
-    ],
-}
+WIDEST = 256  # bytes of a head's vector that kernels take: more would not fit into a program's memory
+KERNELS = False  # until they have been seen on a GPU (tests/test_gpu.py, benchmarks/row_kernels.py)
 
 
 # What is compared.
@@ -56,11 +39,10 @@ class Side:
     centred: bool = False  # known but for a constant of each row
 
 
-def products(vectors: Tensor, batch: Batch, heads: int, scale: float) -> Side:
-    """The scaled products of all tokens of a sequence with each other, in each of several equal parts."""
-    rows = batch.rows(vectors, 0.0)
-    parts = rows.unflatten(-1, (heads, -1)).transpose(1, 2)
-    return Side(parts @ parts.transpose(-1, -2) * scale, _cells(batch))
+def each_other(vectors: Tensor, heads: int, scale: float) -> Attending:
+    """Tokens that stand to each other by their scaled products, in each of several equal parts."""
+    parts = vectors.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return Attending(parts, parts, scale)
 
 
 def attention_scores(found: Attending | Tensor, batch: Batch) -> Side:
@@ -73,14 +55,22 @@ def attention_scores(found: Attending | Tensor, batch: Batch) -> Side:
     if isinstance(found, Tensor):
         logs = found.float().clamp(min=torch.finfo(torch.float32).tiny).log()
         return Side(logs - _mean(logs, cells)[..., None], cells, centred=True)
-    query, key = (x.float().transpose(1, 2).flatten(2) for x in (found.query, found.key))  # (rows, tokens, features)
-    heads = found.query.shape[1]
-    query, key = (batch.rows(x, 0.0).unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key))
-    scale = found.query.shape[-1] ** -0.5 if found.scaling is None else found.scaling
+    query = _in_rows(found.query, batch)
+    key = query if found.key is found.query else _in_rows(found.key, batch)
     if found.window is not None:
         place = torch.arange(query.shape[2], device=query.device)
         cells = cells & ((place[:, None] - place).abs() < found.window)
-    return Side(query @ key.transpose(-1, -2) * scale, cells)
+    return Side(query @ key.transpose(-1, -2) * _scale(found), cells)
+
+
+def _in_rows(vectors: Tensor, batch: Batch) -> Tensor:
+    """Heads' vectors of tokens, spread out into sequences: (rows, heads, tokens, size) -> (sequences, heads, …)."""
+    flat = batch.rows(vectors.float().transpose(1, 2).flatten(2), 0.0)
+    return flat.unflatten(-1, (vectors.shape[1], -1)).transpose(1, 2)
+
+
+def _scale(found: Attending) -> float:
+    return found.query.shape[-1] ** -0.5 if found.scaling is None else found.scaling
 
 
 def _cells(batch: Batch) -> Tensor:
@@ -152,6 +142,34 @@ ON_VALUES: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
     "cosine": _cosine,
 }
 ON_CHANCES: dict[str, Callable[[Side, Side], Tensor]] = {"kl": kl, "ce": ce}
+
+
+def rows_apart(
+    ours: Attending | Tensor, theirs: Attending | Tensor, batch: Batch, metric: str, soften: bool = False
+) -> Tensor:
+    """How far apart the rows of each token are, in the batch's own layout: (rows, tokens)."""
+    kind = {("kl", soften): "kl", ("mse", True): "chances", ("mse", False): "scores"}.get((metric, soften))
+    if isinstance(ours, Attending) and isinstance(theirs, Attending) and kind and _by_kernels(ours, theirs, batch):
+        from smallbert.training.row_kernels import Rows, compare_rows
+
+        assert batch.bounds is not None
+        mine, its = (
+            Rows(one.query[0].transpose(0, 1), one.key[0].transpose(0, 1), _scale(one)) for one in (ours, theirs)
+        )
+        return compare_rows(mine, its, batch.bounds, batch.longest, kind).unsqueeze(0)
+    return batch.from_rows(distance(attention_scores(ours, batch), attention_scores(theirs, batch), metric, soften))
+
+
+def _by_kernels(ours: Attending, theirs: Attending, batch: Batch) -> bool:
+    """Whether kernels can do it: on a GPU, packed, with all tokens in sight and heads that are not too wide."""
+    return (
+        KERNELS
+        and ours.query.is_cuda
+        and batch.bounds is not None
+        and ours.window is None
+        and theirs.window is None
+        and all(one.query.shape[-1] * one.query.element_size() <= WIDEST for one in (ours, theirs))
+    )
 
 
 def distance(ours: Side, theirs: Side, metric: str, soften: bool = False) -> Tensor:

@@ -9,7 +9,7 @@ from smallbert.errors import UserError
 from smallbert.model.anatomy import layers, part
 from smallbert.model.encoder import Encoder
 from smallbert.model.replace import head_count
-from smallbert.training.alignment import Pairs
+from smallbert.training.pairs import Pairs
 from smallbert.training.teachers import same_tokens
 
 

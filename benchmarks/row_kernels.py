@@ -1,0 +1,80 @@
+"""What attention and relations cost a step on a GPU, compared by our kernels and by plain products.
+
+    python benchmarks/row_kernels.py --out results/row_kernels
+
+Six layers of random weights at e5-small's shape learn from twelve, 128 texts of SNLI's lengths a step, by this
+package's own loop and recorded steps. Ways are measured in turns; a ratio is the median over rounds of a round's time
+to that of the same student without the term. The teacher looks at every step in all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from shared_gpu import Kind, training
+
+from smallbert.files import write_json
+from smallbert.measuring.card import machine, versions
+from smallbert.training import alignment
+
+TERMS = {
+    "scores of texts alone": "",
+    "attention of the last layer, kl": "align('attention', layers={-1: -1}, metric='kl', teacher='t') + ",
+    "scores of six layers, mse": "align('scores', teacher='t') + ",
+    "relations in 12 parts, kl": "align('relations', layers={-1: -1}, metric='kl', teacher='t') + ",
+    "relations in 48 parts, kl": "align('relations', heads=48, layers={-1: -1}, metric='kl', teacher='t') + ",
+}
+WARM, STEPS = 150, 100
+
+
+def time_ways(rounds: int) -> list[dict[str, Any]]:
+    """Milliseconds a step of every term, both ways, and the ratio to none."""
+    ways = {(name, True): term for name, term in TERMS.items()}
+    ways |= {(name, False): term for name, term in TERMS.items() if term}
+    with ExitStack() as held:
+        steppers = {}
+        for (name, kernels), term in ways.items():
+            kind = Kind(methods=f"{term}distill(teacher='t') + ")
+            steppers[name, kernels] = held.enter_context(training(kind, "SNLI"))
+            with patch.object(alignment, "KERNELS", kernels):  # recorded so, and so replayed
+                steppers[name, kernels](WARM)
+        took: dict[tuple[str, bool], list[float]] = {way: [] for way in ways}
+        for _ in range(rounds):
+            for way, run in steppers.items():
+                with patch.object(alignment, "KERNELS", way[1]):
+                    begun = time.perf_counter()
+                    run(STEPS)
+                    took[way].append((time.perf_counter() - begun) / STEPS * 1e3)
+    plain = took["scores of texts alone", True]
+    rows = []
+    for (name, kernels), times in took.items():
+        ratio = median(mine / none for mine, none in zip(times, plain, strict=True))
+        rows.append({"term": name, "kernels": kernels, "ms_a_step": round(median(times), 2), "ratio": round(ratio, 3)})
+        print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    """Measure, print and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--rounds", type=int, default=7)
+    chosen = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this measures a GPU, and there is none")
+    rows = time_ways(chosen.rounds)
+    if chosen.out:
+        command = f"python benchmarks/row_kernels.py --rounds {chosen.rounds}"
+        record = {"benchmark": "row_kernels", "command": command, "rows": rows}
+        write_json(chosen.out / "cuda.json", record | {"versions": versions(), "machine": machine()})
+
+
+if __name__ == "__main__":
+    main()

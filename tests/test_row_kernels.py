@@ -1,0 +1,61 @@
+"""How two models' tokens stand to each other, compared in triton's interpreter where triton is there."""
+
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+METRICS = ("kl", "chances", "scores")
+
+
+def one_at_a_time(ours, theirs, lengths, metric):
+    """The same, sequence by sequence, in torch's own words."""
+    far = []
+    for four in zip(*(x.split(lengths) for x in (*ours[:2], *theirs[:2])), strict=True):
+        mine, its = (torch.einsum("ihd,jhd->hij", *two) for two in (four[:2], four[2:]))
+        mine, its = mine * ours[2], its * theirs[2]
+        if metric == "kl":
+            each = (its.softmax(-1) * (its.log_softmax(-1) - mine.log_softmax(-1))).sum(-1)
+        else:
+            apart = mine.softmax(-1) - its.softmax(-1) if metric == "chances" else mine - its
+            each = apart.square().sum(-1) / max(1, apart.shape[-1])
+        far.append(each.mean(0))
+    return torch.cat(far)
+
+
+def compare_both_ways(heads, size, their_size, lengths, longest):
+    """By metric: distances and gradients of the kernels and of the reference; then of queries that are the keys."""
+    from smallbert.training.row_kernels import Rows, compare_rows
+
+    torch.manual_seed(0)
+    bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+    count = sum(lengths)
+    query, key = (torch.randn(heads, count, size).transpose(0, 1).requires_grad_() for _ in range(2))
+    their = Rows(*(torch.randn(count, heads, their_size) for _ in range(2)), 0.4)
+    slopes, found = torch.randn(count), []
+    for metric in METRICS:
+        for ours in (Rows(query, key, 0.3), Rows(query, query, 0.3)):
+            far = [compare_rows(ours, their, bounds, longest, metric), one_at_a_time(ours, their, lengths, metric)]
+            wanted = (query, key) if ours.key is key else (query,)
+            found.append([[one.detach(), *torch.autograd.grad(one, wanted, slopes)] for one in far])
+        same = Rows(query.detach(), key.detach(), 0.3)
+        none = compare_rows(Rows(query, key, 0.3), same, bounds, longest, metric).detach()
+        found.append([[none], [torch.zeros(count)]])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("heads", "size", "their_size", "lengths", "longest"),
+    [(2, 26, 16, [3, 1, 0, 17, 40, 5, 0], 40), (3, 8, 32, [70, 90, 60], 96), (2, 16, 16, [30, 40, 33, 1], 64)],
+)
+def test_kernels_compare_like_the_reference(monkeypatch, heads, size, their_size, lengths, longest):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        compared = pool.submit(compare_both_ways, heads, size, their_size, lengths, longest).result()
+    assert len(compared) == 3 * len(METRICS)
+    for found, expected in compared:
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    assert all(not found[0].any() for found, _ in compared[2::3])  # exactly nothing, not next to it
