@@ -615,19 +615,14 @@ def test_a_cache_in_a_file_is_refused_before_anything_is_trained(tmp_path):
             Recipe(f"finetune | distill + {train(nothing)}")
 
 
-def test_progress_leaves_the_time_left_to_who_shows_it(teachers):
+def test_progress_says_how_much_is_kept_and_leaves_the_time_left_to_who_shows_it(teachers):
     seen = []
     before = run("head", small(), TASK).encoder
-    with patch.object(cache, "SHARD_TEXTS", 4):
-        run(
-            f"distill(teacher={teachers['pair']!r}) + {train()}",
-            before,
-            TASK,
-            judge=False,
-            say=lambda *one: seen.append(one),
-        )
+    recipe = f"distill(teacher={teachers['pair']!r}) + {train()}"
+    with patch.object(cache, "SHARD_TEXTS", 4), patch.object(asking, "MUCH", 1):
+        run(recipe, before, TASK, judge=False, say=lambda *one: seen.append(one))
     told = [one for one in seen if one[0] == "keeping what the teacher says"]
-    assert told[-1][1:3] == (24, 24) and not any(one[3] for one in told) and len(told) >= 6
+    assert told[-1][1:3] == (24, 24) and {one[3] for one in told} == {"0 MB on disk"} and len(told) >= 6
     assert [one[0] for one in seen].index("training") > seen.index(told[-1])
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from smallbert.training.teachers import Teacher
 
 ROOM = 0.5  # of what is free on the disk, the most that is taken unasked
+MUCH = 1e6  # bytes, from which on their number is told, while whoever minds can still stop it
 RESIDENT = 0.125  # of what is free on a GPU, the most that is taken
 
 
@@ -137,7 +138,11 @@ def _keep(
         _check_folder(folder)
     view = own if what.tokens == "all" else STUDENT
     before = bool(cache.stores)
-    found = Taught(name, what, *cache.fill(say), tokens.lengths, view, like)
+
+    def tell(stage: str, done: int, total: int, info: str) -> None:
+        say(stage, done, total, f"{need / 1e6:,.0f} MB on disk" if need >= MUCH else info)
+
+    found = Taught(name, what, *cache.fill(tell), tokens.lengths, view, like)
     kept = [f"{say_names(wanted)} of all tokens"] if wanted else []
     kept += [f"{say_names({'hidden': first})} of {found.tokens_of_first} tokens"] if first else []
     said = " and ".join([*kept, *(["scores"] if of else [])])
