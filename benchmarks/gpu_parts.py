@@ -5,7 +5,7 @@
 Under one MPS server a process for each part, some at a time, trains a model of random weights on random labels, where
 every loss should be finite. Of the first part where one is not, a few steps are taken once more, and each operation
 that torch tells of is done on the CPU as well, with what it was given; those that differ are named, the first first.
-Kernels of our own are not told of: one that is wrong shows as values broken before an operation saw them.
+What cannot be done on a CPU, kernels of our own among it, is counted, and looked at for nan alone.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ class Watch(TorchDispatchMode):
         name, tensors = str(func), _floating(given)
         broken_before = any(_is_broken(one) for one in tensors)
         same = tree_map_only(Tensor, lambda one: one.detach().to("cpu", copy=True), given)
+        same = tree_map_only(torch.device, lambda _: torch.device("cpu"), same)  # a copy to the GPU is one to here
         made = func(*args, **(kwargs or {}))
         if not tensors or any(word in name for word in RANDOM):
             return made
         try:
             wanted = func(*same[0], **same[1])
-        except (RuntimeError, NotImplementedError):
+        except Exception:  # whatever a kernel says of tensors that are not on its GPU
             self.unchecked[name] += 1
             if not broken_before and any(_is_broken(one) for one in _floating(made)):
                 self._note(name, tensors, "made nan")
@@ -84,7 +85,7 @@ def _is_broken(one: Tensor) -> bool:
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
-    mine, wanted = one.detach().cpu().float(), other.float()
+    mine, wanted = one.detach().cpu().float(), other.detach().cpu().float()
     if mine.shape != wanted.shape or not mine.numel():
         return mine.shape != wanted.shape
     apart = torch.where(mine == wanted, 0.0, mine - wanted).abs().max()  # infinities may be equal
@@ -108,10 +109,12 @@ def train(kind: str, look: bool) -> dict[str, Any]:
 def ask(kind: str, look: bool, environment: dict[str, str]) -> dict[str, Any]:
     """The same, from a process that has this environment."""
     command = [sys.executable, __file__, "--kind", kind, "--member", "look" if look else "train"]
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}, timeout=PATIENCE
-    )
-    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"failed": done.returncode}
+    how: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "env": {**os.environ, **environment}}
+    try:
+        done = subprocess.run(command, **how, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not done after {PATIENCE:.0f} s"}
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"failed": f"code {done.returncode}"}
 
 
 def main() -> None:

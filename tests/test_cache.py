@@ -622,7 +622,7 @@ def test_progress_says_how_much_is_kept_and_leaves_the_time_left_to_who_shows_it
     with patch.object(cache, "SHARD_TEXTS", 4), patch.object(asking, "MUCH", 1):
         run(recipe, before, TASK, judge=False, say=lambda *one: seen.append(one))
     told = [one for one in seen if one[0] == "keeping what the teacher says"]
-    assert told[-1][1:3] == (24, 24) and {one[3] for one in told} == {"0 MB on disk"} and len(told) >= 6
+    assert told[-1][1:3] == (24, 24) and {one[3] for one in told} == {"0.0 MB in all"} and len(told) >= 6
     assert [one[0] for one in seen].index("training") > seen.index(told[-1])
 
 

@@ -140,7 +140,7 @@ def _keep(
     before = bool(cache.stores)
 
     def tell(stage: str, done: int, total: int, info: str) -> None:
-        say(stage, done, total, f"{need / 1e6:,.0f} MB on disk" if need >= MUCH else info)
+        say(stage, done, total, f"{need / 1e6:,.1f} MB in all" if need >= MUCH else info)
 
     found = Taught(name, what, *cache.fill(tell), tokens.lengths, view, like)
     kept = [f"{say_names(wanted)} of all tokens"] if wanted else []

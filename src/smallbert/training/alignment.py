@@ -1,13 +1,13 @@
 """Two models laid side by side: what each made of the same tokens, layer by layer, and how far that is apart.
 
-Everything is float32 and comes in one of two shapes:
+Everything is compared in float32 and comes in one of two shapes:
 
     one vector a token     (rows, tokens, features)             in the batch's own layout, padded or packed
     one row a token        (sequences, heads, tokens, tokens)   how it stands to each token of its own sequence
 
-Rows are products of queries and keys. On a GPU they are compared tile by tile and never written; elsewhere, and where
-there is no kernel, a packed batch is spread out into sequences, without a loop and in shapes known beforehand, so that
-a recorded step can do it.
+Rows are products of queries and keys, for which a packed batch is spread out into sequences, without a loop and in
+shapes known beforehand, so that a recorded step can do it. With KERNELS, a GPU compares them tile by tile instead and
+never writes them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from smallbert.model.attention import Attending
 from smallbert.model.batch import Batch
 
 TINY = 1e-24  # beside squares
-WIDEST = 256  # bytes of a head's vector that kernels take: more would not fit into a program's memory
+WIDEST = 256  # bytes of a head's vector that kernels take: more would not fit into a program's memory on small GPUs
 KERNELS = False  # until they have been seen on a GPU (tests/test_gpu.py, benchmarks/row_kernels.py)
 
 

@@ -68,33 +68,28 @@ def _forward(
         row = first + tl.arange(0, BLOCK)
         place = head * tokens + start + row
         q = _read(query, start, head, first, numbers, size, stride, apart, BLOCK, WIDE)
-        t = _read(their_query, start, head, first, numbers, their_size, their_stride, their_apart, BLOCK, THEIR_WIDE)
+        their_q = _read(
+            their_query, start, head, first, numbers, their_size, their_stride, their_apart, BLOCK, THEIR_WIDE
+        )
         level = tl.zeros((BLOCK,), tl.float32)
         their_level = tl.zeros((BLOCK,), tl.float32)
         if METRIC != SCORES:
             level = _level(q, key, start, head, numbers, scale, size, stride, apart, BLOCK, WIDE)
             their_level = _level(
-                t,
-                their_key,
-                start,
-                head,
-                numbers,
-                their_scale,
-                their_size,
-                their_stride,
-                their_apart,
-                BLOCK,
-                THEIR_WIDE,
-            )
+                their_q, their_key, start, head, numbers, their_scale, their_size, their_stride, their_apart,
+                BLOCK, THEIR_WIDE
+            )  # fmt: skip
             tl.store(levels + place, level, mask=row < numbers)
             tl.store(their_levels + place, their_level, mask=row < numbers)
         far = tl.zeros((BLOCK,), tl.float32)
         lean = tl.zeros((BLOCK,), tl.float32)
         for other in range(0, numbers, BLOCK):
             k = _read(key, start, head, other, numbers, size, stride, apart, BLOCK, WIDE)
-            u = _read(their_key, start, head, other, numbers, their_size, their_stride, their_apart, BLOCK, THEIR_WIDE)
+            their_k = _read(
+                their_key, start, head, other, numbers, their_size, their_stride, their_apart, BLOCK, THEIR_WIDE
+            )
             ours = _scores(q, k, scale) - level[:, None]
-            theirs = _scores(t, u, their_scale) - their_level[:, None]
+            theirs = _scores(their_q, their_k, their_scale) - their_level[:, None]
             real = (other + tl.arange(0, BLOCK) < numbers)[None, :]
             if METRIC == KL:
                 far += tl.sum(tl.where(real, tl.exp(theirs) * (theirs - ours), 0.0), 1)
@@ -111,12 +106,12 @@ def _forward(
 
 @triton.jit
 def _rise(
-    q, k, t, u, level, their_level, lean, g, first, other, numbers, scale, their_scale,
+    q, k, their_q, their_k, level, their_level, lean, slope, first, other, numbers, scale, their_scale,
     METRIC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """How the loss rises with the student's scores, of the rows from `first` on over the keys from `other` on."""
     ours = _scores(q, k, scale) - level[:, None]
-    theirs = _scores(t, u, their_scale) - their_level[:, None]
+    theirs = _scores(their_q, their_k, their_scale) - their_level[:, None]
     if METRIC == KL:
         rise = tl.exp(ours) - tl.exp(theirs)
     elif METRIC == CHANCES:
@@ -124,7 +119,7 @@ def _rise(
     else:
         rise = (ours - theirs) * 2.0 / numbers
     real = (first + tl.arange(0, BLOCK) < numbers)[:, None] & (other + tl.arange(0, BLOCK) < numbers)[None, :]
-    return tl.where(real, rise * g[:, None], 0.0) * scale
+    return tl.where(real, rise * slope[:, None], 0.0) * scale
 
 
 @triton.jit
@@ -143,8 +138,8 @@ def _row(
         their_level = tl.load(their_levels + place, mask=inside, other=0.0)
     if METRIC == CHANCES:
         lean = tl.load(leans + place, mask=inside, other=0.0)
-    g = tl.load(slopes + start + row, mask=inside, other=0.0).to(tl.float32) / tl.num_programs(1)
-    return level, their_level, lean, g
+    slope = tl.load(slopes + start + row, mask=inside, other=0.0).to(tl.float32) / tl.num_programs(1)
+    return level, their_level, lean, slope
 
 
 @triton.jit
@@ -160,33 +155,37 @@ def _backward(
     if first < numbers:
         q = _read(query, start, head, first, numbers, size, stride, apart, BLOCK, WIDE)
         k = _read(key, start, head, first, numbers, size, stride, apart, BLOCK, WIDE)
-        t = _read(their_query, start, head, first, numbers, their_size, their_stride, their_apart, BLOCK, THEIR_WIDE)
-        u = _read(their_key, start, head, first, numbers, their_size, their_stride, their_apart, BLOCK, THEIR_WIDE)
-        level, their_level, lean, g = _row(
+        their_q = _read(
+            their_query, start, head, first, numbers, their_size, their_stride, their_apart, BLOCK, THEIR_WIDE
+        )
+        their_k = _read(
+            their_key, start, head, first, numbers, their_size, their_stride, their_apart, BLOCK, THEIR_WIDE
+        )
+        level, their_level, lean, slope = _row(
             levels, their_levels, leans, slopes, start, head, first, numbers, tokens, METRIC, BLOCK
         )
         q_slope = tl.zeros((BLOCK, WIDE), tl.float32)
         k_slope = tl.zeros((BLOCK, WIDE), tl.float32)
         for other in range(0, numbers, BLOCK):
             k_other = _read(key, start, head, other, numbers, size, stride, apart, BLOCK, WIDE)
-            u_other = _read(
+            their_k_other = _read(
                 their_key, start, head, other, numbers, their_size, their_stride, their_apart, BLOCK, THEIR_WIDE
             )
             rise = _rise(
-                q, k_other, t, u_other, level, their_level, lean, g, first, other, numbers, scale, their_scale,
-                METRIC, BLOCK,
+                q, k_other, their_q, their_k_other, level, their_level, lean, slope, first, other, numbers,
+                scale, their_scale, METRIC, BLOCK,
             )  # fmt: skip
             q_slope += tl.dot(rise.to(k.dtype), k_other, input_precision=PRECISION)
             q_other = _read(query, start, head, other, numbers, size, stride, apart, BLOCK, WIDE)
-            t_other = _read(
+            their_q_other = _read(
                 their_query, start, head, other, numbers, their_size, their_stride, their_apart, BLOCK, THEIR_WIDE
             )
-            level_other, their_level_other, lean_other, g_other = _row(
+            level_other, their_level_other, lean_other, slope_other = _row(
                 levels, their_levels, leans, slopes, start, head, other, numbers, tokens, METRIC, BLOCK
             )
             rise = _rise(
-                q_other, k, t_other, u, level_other, their_level_other, lean_other, g_other, other, first, numbers,
-                scale, their_scale, METRIC, BLOCK,
+                q_other, k, their_q_other, their_k, level_other, their_level_other, lean_other, slope_other,
+                other, first, numbers, scale, their_scale, METRIC, BLOCK,
             )  # fmt: skip
             k_slope += tl.dot(tl.trans(rise.to(q.dtype)), q_other, input_precision=PRECISION)
         own, mine = tile(start, head, first, numbers, size, tl.num_programs(1) * size, size, BLOCK, WIDE)
@@ -209,18 +208,9 @@ class _Compare(torch.autograd.Function):
         ctx.sizes = {"METRIC": metric, "BLOCK": block, **dict(zip(("WIDE", "THEIR_WIDE"), wide, strict=True))}
         out, *kept = query.new_empty(4, heads, tokens, dtype=torch.float32)
         _forward[ctx.grid](
-            query,
-            key,
-            their_query,
-            their_key,
-            out,
-            *kept,
-            bounds,
-            tokens,
-            *ctx.shape,
-            **ctx.sizes,
-            num_warps=block // 16,
-        )
+            query, key, their_query, their_key, out, *kept, bounds, tokens, *ctx.shape, **ctx.sizes,
+            num_warps=block // 16
+        )  # fmt: skip
         ctx.save_for_backward(query, key, their_query, their_key, bounds, *kept)
         return out.mean(0)
 
@@ -244,6 +234,8 @@ def compare_rows(ours: Rows, theirs: Rows, bounds: Tensor, longest: int, metric:
     metric is "kl" (teacher, student) or "chances" (the mean square) of softmaxes, or "scores" (the mean square of what
     these are of). No segment is longer than `longest`, and the last bound is the number of tokens.
     """
+    if ours.query.shape[:2] != theirs.query.shape[:2]:
+        raise ValueError(f"tokens and heads of both differ: {ours.query.shape[:2]}, {theirs.query.shape[:2]}")
     four = []
     for rows in (ours, theirs):
         same = rows.query.stride() == rows.key.stride() and rows.query.stride(2) == 1
