@@ -101,9 +101,8 @@ def train(kind: str, look: bool) -> dict[str, Any]:
     graphs.WARM = sys.maxsize  # steps as they are written: nothing can be compared while they are recorded
     with training(KINDS[kind], "SNLI") as run, Watch() as watch:
         losses = [run(1) for _ in range(LOOKED_AT)]
-    return {"losses": [repr(loss) for loss in losses], "operations": watch.checked, "wrong": watch.found} | {
-        "unchecked": dict(watch.unchecked)
-    }
+    seen = {"operations": watch.checked, "unchecked": dict(watch.unchecked), "wrong": watch.found}
+    return {"losses": [repr(loss) for loss in losses]} | seen
 
 
 def ask(kind: str, look: bool, environment: dict[str, str]) -> dict[str, Any]:

@@ -148,8 +148,8 @@ def test_row_kernels_compare_like_plain_products(metric, soften, size, their_siz
         for width in (size, size, their_size, their_size)
     ]
     ours = [one.requires_grad_() for one in made[:2]]
-    theirs, slopes, found = Attending(*made[2:]), torch.randn(batch.input_ids.shape, device="cuda"), []
-    slopes = slopes * batch.tokens()
+    slopes = torch.randn(batch.input_ids.shape, device="cuda") * batch.tokens()
+    theirs, found = Attending(*made[2:]), []
     for kernels in (True, True, False):
         monkeypatch.setattr(alignment, "KERNELS", kernels)
         far = alignment.rows_apart(Attending(*ours), theirs, batch, metric, soften)

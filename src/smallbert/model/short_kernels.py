@@ -16,6 +16,14 @@ NONE = tl.constexpr(-1.0e30)  # the score of a token that is not there: finite, 
 
 
 @triton.jit
+def segment(bounds, BLOCK: tl.constexpr):
+    """A program's head, the first token of its tile, where its sequence starts and how many tokens that has."""
+    start = tl.load(bounds + tl.program_id(0)).to(tl.int64)
+    numbers = (tl.load(bounds + tl.program_id(0) + 1) - start).to(tl.int32)
+    return tl.program_id(1), tl.program_id(2) * BLOCK, start, numbers
+
+
+@triton.jit
 def tile(start, head, first, numbers, size, stride, apart, BLOCK: tl.constexpr, WIDE: tl.constexpr):
     """Where the numbers of a tile's tokens are, and which of them are there."""
     token, column = first + tl.arange(0, BLOCK), tl.arange(0, WIDE)
@@ -28,9 +36,7 @@ def _forward(
     query, key, value, out, level, bounds, scale, tokens, size, stride, apart, BLOCK: tl.constexpr, WIDE: tl.constexpr
 ):
     """One tile of queries over all keys of its sequence; `level` is the logarithm of what each row was divided by."""
-    head, first = tl.program_id(1), tl.program_id(2) * BLOCK
-    start = tl.load(bounds + tl.program_id(0)).to(tl.int64)
-    numbers = (tl.load(bounds + tl.program_id(0) + 1) - start).to(tl.int32)
+    head, first, start, numbers = segment(bounds, BLOCK)
     if first < numbers:
         place, inside = tile(start, head, first, numbers, size, stride, apart, BLOCK, WIDE)
         q = tl.load(query + place, mask=inside, other=0.0)
@@ -77,9 +83,7 @@ def _backward(
     BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One tile as queries (over all keys), then the same tile as keys and values (over all queries)."""
-    head, first = tl.program_id(1), tl.program_id(2) * BLOCK
-    start = tl.load(bounds + tl.program_id(0)).to(tl.int64)
-    numbers = (tl.load(bounds + tl.program_id(0) + 1) - start).to(tl.int32)
+    head, first, start, numbers = segment(bounds, BLOCK)
     if first < numbers:
         wide = tl.num_programs(1) * size
         place, inside = tile(start, head, first, numbers, size, stride, apart, BLOCK, WIDE)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from smallbert.model.short_kernels import NONE, tile
+from smallbert.model.short_kernels import NONE, segment, tile
 
 KL, CHANCES, SCORES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # of softmaxes; squares of these; of scores
 PRECISION = tl.constexpr("tf32x3")  # of float32, by three products each; half precision is multiplied as it is
@@ -61,9 +61,7 @@ def _forward(
     METRIC: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, THEIR_WIDE: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows over all keys of its sequence, twice: what they are divided by, then how far they are apart."""
-    head, first = tl.program_id(1), tl.program_id(2) * BLOCK
-    start = tl.load(bounds + tl.program_id(0)).to(tl.int64)
-    numbers = (tl.load(bounds + tl.program_id(0) + 1) - start).to(tl.int32)
+    head, first, start, numbers = segment(bounds, BLOCK)
     if first < numbers:
         row = first + tl.arange(0, BLOCK)
         place = head * tokens + start + row
@@ -149,9 +147,7 @@ def _backward(
     METRIC: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, THEIR_WIDE: tl.constexpr,
 ):  # fmt: skip
     """One tile as queries (over all keys), then the same tile as keys (over all queries)."""
-    head, first = tl.program_id(1), tl.program_id(2) * BLOCK
-    start = tl.load(bounds + tl.program_id(0)).to(tl.int64)
-    numbers = (tl.load(bounds + tl.program_id(0) + 1) - start).to(tl.int32)
+    head, first, start, numbers = segment(bounds, BLOCK)
     if first < numbers:
         q = _read(query, start, head, first, numbers, size, stride, apart, BLOCK, WIDE)
         k = _read(key, start, head, first, numbers, size, stride, apart, BLOCK, WIDE)
