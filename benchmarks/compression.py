@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
@@ -142,12 +142,21 @@ def _name(figure: object, axes: object, students: Sequence[Student]) -> None:
     sizes = [(e.width * 1.04, e.height) for e in (text.get_window_extent(renderer) for text in texts)]
     anchors = [tuple(map(float, pixels((s.times, s.taught.mean)))) for s in students]
     controls = [pixels((s.times, s.alone.mean)) for s in students if s.alone.shares]
-    taken = [Box(x - 4, y - 4, x + 4, y + 4) for x, y in controls]
+    circles = [Box(x - 4, y - 4, x + 4, y + 4) for x, y in controls]
     inner = axes.get_window_extent(renderer)  # type: ignore[attr-defined]
     frame = Box(inner.x0, inner.y0, inner.x1, inner.y1)
-    boxes = place_labels(anchors, sizes, [], frame, taken)  # type: ignore[arg-type]
+    lines = [_spread_box(student, pixels) for student in students if len(student.taught.shares) > 1]
+    heights = [pixels((1, share))[1] for share in KEPT]
+    lines += [Box(inner.x0, y - 1, inner.x1, y + 1) for y in heights]
+    boxes = place_labels(anchors, sizes, lines, frame, circles)  # type: ignore[arg-type]
     for text, box, anchor in zip(texts, boxes, anchors, strict=True):
         move_label(figure, axes, text, box, anchor)  # type: ignore[arg-type]
+
+
+def _spread_box(student: Student, pixels: Callable[[tuple[float, float]], Sequence[float]]) -> Box:
+    middle, spread = student.taught.mean, stdev(student.taught.shares)
+    x, low = pixels((student.times, middle - spread))
+    return Box(x - 2, low, x + 2, pixels((student.times, middle + spread))[1])
 
 
 def to_table(folders: Sequence[Path]) -> list[str]:
