@@ -50,6 +50,7 @@ class Kind(NamedTuple):
     pieces: int = 30522
     methods: str = ""
     compiled: bool = False
+    layout: str = "auto"
 
 
 KINDS = {
@@ -85,7 +86,7 @@ def training(kind: Kind, task: str = "SST-2") -> Iterator[Callable[[int], float]
     """A function that takes so many steps, waits until the GPU has done them, and gives the last loss."""
     torch.manual_seed(0)
     marks = {"t": make_encoder(12, kind.pieces).eval()} if "'t'" in kind.methods else {}
-    (methods,) = Recipe(f"{kind.methods}train(epochs=1000, batch=128, lr=1e-5, cache='none')")
+    (methods,) = Recipe(f"{kind.methods}train(epochs=1000, batch=128, lr=1e-5, cache='none', layout={kind.layout!r})")
     phase = Phase(make_encoder(kind.layers, kind.pieces), tuple(methods), None, 0, marks)
     phase.stream = make_stream(task)
     for method in phase.methods:

@@ -335,7 +335,7 @@ def test_scores_are_compared_where_both_look(metric):
     scores, others = torch.randn(2, 1, 3, 5, 5, generator=torch.Generator().manual_seed(0))
     theirs, shifted = Side(scores, near), Side((scores + 7).where(near, 50 * others), every, centred=True)
     for one, other in ((shifted, theirs), (theirs, shifted)):
-        torch.testing.assert_close(distance(one, other, metric), torch.zeros(1, 5), atol=1e-5, rtol=0)
+        torch.testing.assert_close(distance(one, other, metric), torch.zeros(1, 3, 5), atol=1e-5, rtol=0)
     unlike = Side(shifted.values + others, every, centred=True)
     assert distance(unlike, theirs, metric).sum() > 0.1
 

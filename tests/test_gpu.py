@@ -152,7 +152,7 @@ def test_row_kernels_compare_like_plain_products(metric, soften, size, their_siz
     theirs, found = Attending(*made[2:]), []
     for kernels in (True, True, False):
         monkeypatch.setattr(alignment, "KERNELS", kernels)
-        far = alignment.rows_apart(Attending(*ours), theirs, batch, metric, soften)
+        (far,) = alignment.rows_apart([Attending(*ours)], [theirs], batch, metric, soften)
         found.append([far * batch.tokens(), *torch.autograd.grad(far, ours, slopes)])
     assert all(torch.equal(one, other) for one, other in zip(*found[:2], strict=True))
     near = {"atol": 1e-4, "rtol": 1e-3} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}

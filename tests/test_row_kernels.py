@@ -21,8 +21,8 @@ def one_at_a_time(ours, theirs, lengths, metric):
         else:
             apart = mine.softmax(-1) - its.softmax(-1) if metric == "chances" else mine - its
             each = apart.square().sum(-1) / max(1, apart.shape[-1])
-        far.append(each.mean(0))
-    return torch.cat(far)
+        far.append(each)
+    return torch.cat(far, 1)
 
 
 def compare_both_ways(heads, size, their_size, lengths, longest):
@@ -34,7 +34,7 @@ def compare_both_ways(heads, size, their_size, lengths, longest):
     count = sum(lengths)
     query, key = (torch.randn(heads, count, size).transpose(0, 1).requires_grad_() for _ in range(2))
     their = Rows(*(torch.randn(count, heads, their_size) for _ in range(2)), 0.4)
-    slopes, found = torch.randn(count), []
+    slopes, found = torch.randn(heads, count), []
     for metric in METRICS:
         for ours in (Rows(query, key, 0.3), Rows(query, query, 0.3)):
             far = [compare_rows(ours, their, bounds, longest, metric), one_at_a_time(ours, their, lengths, metric)]
@@ -42,7 +42,7 @@ def compare_both_ways(heads, size, their_size, lengths, longest):
             found.append([[one.detach(), *torch.autograd.grad(one, wanted, slopes)] for one in far])
         same = Rows(query.detach(), key.detach(), 0.3)
         none = compare_rows(Rows(query, key, 0.3), same, bounds, longest, metric).detach()
-        found.append([[none], [torch.zeros(count)]])
+        found.append([[none], [torch.zeros(heads, count)]])
     return found
 
 

@@ -179,16 +179,12 @@ class Align(Method):
         theirs = step.taught(self.teacher).taps
         with torch.autocast(phase.device.type, enabled=False):
             shares, found = self._shares(step.batch), []
-            for some in self._together(pairs):
+            for some in [[pair] for pair in pairs] if self.transform == "linear_each" else [pairs]:
                 maps = phase.modules[name] if self.transform.startswith("linear") else None
                 move = None if maps is None else maps[every.index(some[0]) if len(maps) > 1 else 0]
-                sides = zip(
-                    self._read(mine, [ours for ours, _ in some], step.batch, heads, move),
-                    self._read(theirs, [its for _, its in some], step.batch, heads, None),
-                    strict=True,
-                )
-                apart = [self._compare(one, other, step.batch) for one, other in sides]
-                found.append(step.mean_of_texts(_sum(apart), shares).reshape(-1))
+                one = self._read(mine, [ours for ours, _ in some], step.batch, heads, move)
+                other = self._read(theirs, [its for _, its in some], step.batch, heads, None)
+                found.append(step.mean_of_texts(self._compare(one, other, step.batch), shares))
         each = torch.cat(found) if len(found) > 1 else found[0]
         if self.schedule in STAIRS:
             return dict(zip(_terms(name, pairs), each.unbind(), strict=True))
@@ -201,17 +197,12 @@ class Align(Method):
         ]
         return on if self.schedule in STAIRS and on else pairs
 
-    def _together(self, pairs: Pairs) -> list[Pairs]:
-        """Vectors of all layers are compared at once, in one set of kernels, the rest in turns."""
-        alone = self.what in ROWS or self.transform == "linear_each"
-        return [[pair] for pair in pairs] if alone else [pairs]
-
-    def _read(self, taps: Taps, layers: list[int], batch: Batch, heads: int, move: nn.Module | None) -> list[Any]:
-        """What is compared, of one model's layers: of vectors all layers, stacked, of rows the one there is."""
+    def _read(self, taps: Taps, layers: list[int], batch: Batch, heads: int, move: nn.Module | None) -> Any:
+        """What is compared, of some layers of one model: their vectors, stacked, or what makes their rows, one each."""
         if self.what == "relations":
-            return [_relation(taps[role][layers[0] - 1], heads) for role in self.of]
+            return [_relation(taps[role][layer - 1], heads) for layer in layers for role in self.of]
         if self.what in ("attention", "scores"):
-            return [taps["attention"][layers[0] - 1]]
+            return [taps["attention"][layer - 1] for layer in layers]
         kept = self._reads_first and "first" in taps
         vectors = torch.stack([taps["first" if kept else "hidden"][layer] for layer in layers])
         if self._reads_first:
@@ -222,13 +213,15 @@ class Align(Method):
         elif self.transform in OF_BOTH:
             vectors = OF_BOTH[self.transform](vectors)
         if self.what == "gram":
-            return [each_other(vectors[0], 1, 1 / vectors.shape[-1])]
-        return [moments(vectors) if self.what == "moments" else vectors]
+            return [each_other(layer, 1, 1 / vectors.shape[-1]) for layer in vectors]
+        return moments(vectors) if self.what == "moments" else vectors
 
     def _compare(self, ours: Any, theirs: Any, batch: Batch) -> Tensor:
-        if self.what in ROWS:
-            return rows_apart(ours, theirs, batch, self.metric, soften=self.what in ("attention", "relations"))
-        return distance(Side(ours), Side(theirs), self.metric)
+        """How far apart two models are at each token, layer by layer: (layers, rows, tokens)."""
+        if self.what not in ROWS:
+            return distance(Side(ours), Side(theirs), self.metric)
+        each = rows_apart(ours, theirs, batch, self.metric, soften=self.what in ("attention", "relations"))
+        return each.unflatten(0, (-1, len(self.of))).sum(1) if self.what == "relations" else each
 
     @property
     def _reads_first(self) -> bool:
@@ -286,11 +279,6 @@ NEEDS = {"masked": "a phase that masks words", "first_piece": "a task that label
 def _terms(name: str, pairs: Pairs) -> list[str]:
     """A name for the term of each pair of layers: "align layer 1 to 2", …"""
     return [f"{name} layer {mine} to {theirs}" for mine, theirs in pairs]
-
-
-def _sum(each: list[Tensor]) -> Tensor:
-    """Of one there is nothing to add, which spares kernels of a step that is made of small ones."""
-    return torch.stack(each).sum(0) if len(each) > 1 else each[0]
 
 
 def _relation(vectors: Tensor, heads: int) -> Attending:

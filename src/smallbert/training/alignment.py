@@ -6,14 +6,16 @@ Everything is compared in float32 and comes in one of two shapes:
     one row a token        (sequences, heads, tokens, tokens)   how it stands to each token of its own sequence
 
 Rows are products of queries and keys, for which a packed batch is spread out into sequences, without a loop and in
-shapes known beforehand, so that a recorded step can do it. With KERNELS, a GPU compares them tile by tile instead and
-never writes them.
+shapes known beforehand, so that a recorded step can do it. Layers that are alike are compared at once, as heads of one:
+a step of small kernels costs by their number. With KERNELS, a GPU compares rows tile by tile instead and never writes
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,22 +47,23 @@ def each_other(vectors: Tensor, heads: int, scale: float) -> Attending:
     return Attending(parts, parts, scale)
 
 
-def attention_scores(found: Attending | Tensor, batch: Batch) -> Side:
-    """What each token's attention is the softmax of.
+def attention_scores(found: Attending | Tensor, batch: Batch, cells: Tensor | None = None) -> Side:
+    """What each token's attention is the softmax of; `cells` are the batch's own, where they are known already.
 
     Where a family shows probabilities only, it is their logarithms: the scores but for a constant of each row, which no
     softmax sees, so that each row's mean is taken off, and is taken off the other side's too.
     """
-    cells = _cells(batch)
+    cells = _cells(batch) if cells is None else cells
     if isinstance(found, Tensor):
         logs = found.float().clamp(min=torch.finfo(torch.float32).tiny).log()
         return Side(logs - _mean(logs, cells)[..., None], cells, centred=True)
-    query = _in_rows(found.query, batch)
-    key = query if found.key is found.query else _in_rows(found.key, batch)
+    alike = found.key is found.query
+    laid = _in_rows(found.query if alike else torch.cat([found.query, found.key], 1), batch)
+    query, key = (laid, laid) if alike else laid.chunk(2, 1)
     if found.window is not None:
         place = torch.arange(query.shape[2], device=query.device)
         cells = cells & ((place[:, None] - place).abs() < found.window)
-    return Side(query @ key.transpose(-1, -2) * _scale(found), cells)
+    return Side(query * _scale(found) @ key.transpose(-1, -2), cells)
 
 
 def _in_rows(vectors: Tensor, batch: Batch) -> Tensor:
@@ -120,8 +123,8 @@ def _chances(side: Side) -> Tensor:
 
 def kl(ours: Side, theirs: Side) -> Tensor:
     """KL(teacher || student) of softmaxes."""
-    mine, wanted = _chances(ours), _chances(theirs)
-    return _sum(wanted.exp() * (wanted - mine), ours, theirs)
+    each = functional.kl_div(_chances(ours), _chances(theirs), reduction="none", log_target=True)
+    return _sum(each, ours, theirs)
 
 
 def ce(ours: Side, theirs: Side) -> Tensor:
@@ -131,7 +134,7 @@ def ce(ours: Side, theirs: Side) -> Tensor:
 
 def _sum(each: Tensor, ours: Side, theirs: Side) -> Tensor:
     """Over the cells that both look at: elsewhere the teacher's chance is 0, or the row is none, all of it padding."""
-    if ours.cells is None or theirs.cells is None:
+    if ours.cells is None or theirs.cells is None or ours.cells is theirs.cells:
         return each.sum(-1)
     return each.masked_fill(~(ours.cells & theirs.cells), 0.0).sum(-1)
 
@@ -144,10 +147,45 @@ ON_VALUES: dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]] = {
 ON_CHANCES: dict[str, Callable[[Side, Side], Tensor]] = {"kl": kl, "ce": ce}
 
 
+Looking = Attending | Tensor  # what a layer attends with, or the probabilities themselves
+
+
 def rows_apart(
-    ours: Attending | Tensor, theirs: Attending | Tensor, batch: Batch, metric: str, soften: bool = False
+    ours: Sequence[Looking], theirs: Sequence[Looking], batch: Batch, metric: str, soften: bool = False
 ) -> Tensor:
-    """How far apart the rows of each token are, in the batch's own layout: (rows, tokens)."""
+    """How far apart the rows of each token are, layer by layer, in the batch's own layout: (layers, rows, tokens)."""
+    alike: dict[Hashable, list[int]] = defaultdict(list)
+    for place, two in enumerate(zip(ours, theirs, strict=True)):
+        alike[tuple(map(_form, two))].append(place)
+    found: dict[int, Tensor] = {}
+    for places in alike.values():
+        mine, its = (_beside([side[place] for place in places]) for side in (ours, theirs))
+        each = _rows_apart(mine, its, batch, metric, soften).unflatten(0, (len(places), -1)).mean(1)
+        found |= zip(places, each.unbind(), strict=True)
+    return torch.stack([found[place] for place in range(len(ours))])
+
+
+def _form(found: Looking) -> Hashable:
+    """Layers for which this is equal can be taken for heads of one."""
+    if isinstance(found, Tensor):
+        return found.shape
+    return found.query.shape, found.scaling, found.window, found.key is found.query
+
+
+def _beside(layers: Sequence[Looking]) -> Looking:
+    """The heads of some layers as those of one."""
+    one = layers[0]
+    if len(layers) == 1:
+        return one
+    if isinstance(one, Tensor):
+        return torch.cat(list(layers), 1)  # type: ignore[arg-type]
+    query = torch.cat([layer.query for layer in layers], 1)  # type: ignore[union-attr]
+    key = query if one.key is one.query else torch.cat([layer.key for layer in layers], 1)  # type: ignore[union-attr]
+    return replace(one, query=query, key=key)
+
+
+def _rows_apart(ours: Looking, theirs: Looking, batch: Batch, metric: str, soften: bool) -> Tensor:
+    """Of one layer, head by head: (heads, rows, tokens)."""
     kind = {("kl", soften): "kl", ("mse", True): "chances", ("mse", False): "scores"}.get((metric, soften))
     if isinstance(ours, Attending) and isinstance(theirs, Attending) and kind and _by_kernels(ours, theirs, batch):
         from smallbert.training.row_kernels import Rows, compare_rows
@@ -156,8 +194,10 @@ def rows_apart(
         mine, its = (
             Rows(one.query[0].transpose(0, 1), one.key[0].transpose(0, 1), _scale(one)) for one in (ours, theirs)
         )
-        return compare_rows(mine, its, batch.bounds, batch.longest, kind).unsqueeze(0)
-    return batch.from_rows(distance(attention_scores(ours, batch), attention_scores(theirs, batch), metric, soften))
+        return compare_rows(mine, its, batch.bounds, batch.longest, kind).unsqueeze(1)
+    cells = _cells(batch)
+    one, other = (attention_scores(side, batch, cells) for side in (ours, theirs))
+    return batch.from_rows(distance(one, other, metric, soften).transpose(1, 2)).movedim(-1, 0)
 
 
 def _by_kernels(ours: Attending, theirs: Attending, batch: Batch) -> bool:
@@ -173,21 +213,19 @@ def _by_kernels(ours: Attending, theirs: Attending, batch: Batch) -> bool:
 
 
 def distance(ours: Side, theirs: Side, metric: str, soften: bool = False) -> Tensor:
-    """How far apart two layers are at each token, a mean over heads; `soften` compares softmaxes by any metric.
+    """How far apart two layers are at each token (and head); `soften` compares softmaxes by any metric.
 
     Two layers may look at different cells: chances are compared wherever one of them looks, and are 0 where it does
     not; scores only where both look.
     """
     if metric in ON_CHANCES:
-        each = ON_CHANCES[metric](ours, theirs)
-    elif ours.cells is None or theirs.cells is None:
-        each = ON_VALUES[metric](ours.values, theirs.values, None)
-    elif soften:
-        each = ON_VALUES[metric](_chances(ours).exp(), _chances(theirs).exp(), ours.cells | theirs.cells)
-    else:
-        both = ours.cells & theirs.cells
-        one, other = ours.values, theirs.values
-        if ours.centred or theirs.centred:
-            one, other = (values - _mean(values, both)[..., None] for values in (one, other))
-        each = ON_VALUES[metric](one, other, both)
-    return each if ours.cells is None else each.mean(1)
+        return ON_CHANCES[metric](ours, theirs)
+    if ours.cells is None or theirs.cells is None:
+        return ON_VALUES[metric](ours.values, theirs.values, None)
+    if soften:
+        return ON_VALUES[metric](_chances(ours).exp(), _chances(theirs).exp(), ours.cells | theirs.cells)
+    both = ours.cells & theirs.cells
+    one, other = ours.values, theirs.values
+    if ours.centred or theirs.centred:
+        one, other = (values - _mean(values, both)[..., None] for values in (one, other))
+    return ON_VALUES[metric](one, other, both)

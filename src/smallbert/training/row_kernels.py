@@ -1,7 +1,7 @@
 """GPU kernels that compare how the tokens of short sequences stand to each other in two models.
 
-For each token a row of scores, its query times all keys of its sequence, of the student and of the teacher; what comes
-out is one number a token, a mean over heads. Sequences stand one behind the other, and nothing as large as all pairs of
+For each token and head a row of scores, its query times all keys of its sequence, of the student and of the teacher;
+what comes out is one number for each. Sequences stand one behind the other, and nothing as large as all pairs of
 tokens is ever written: programs read one tile of one head, as in model/short_kernels.py. Nothing is added up in an
 order that changes from run to run. Importing this file needs triton, which comes with torch on a GPU.
 """
@@ -136,7 +136,7 @@ def _row(
         their_level = tl.load(their_levels + place, mask=inside, other=0.0)
     if METRIC == CHANCES:
         lean = tl.load(leans + place, mask=inside, other=0.0)
-    slope = tl.load(slopes + start + row, mask=inside, other=0.0).to(tl.float32) / tl.num_programs(1)
+    slope = tl.load(slopes + place, mask=inside, other=0.0)
     return level, their_level, lean, slope
 
 
@@ -190,7 +190,7 @@ def _backward(
 
 
 class _Compare(torch.autograd.Function):
-    """The mean over heads of each token's distance, and the gradients of the student's queries and keys."""
+    """The distance of each token and head, and the gradients of the student's queries and keys."""
 
     @staticmethod
     def forward(ctx, query, key, their_query, their_key, bounds, longest, scale, their_scale, metric):
@@ -208,7 +208,7 @@ class _Compare(torch.autograd.Function):
             num_warps=block // 16
         )  # fmt: skip
         ctx.save_for_backward(query, key, their_query, their_key, bounds, *kept)
-        return out.mean(0)
+        return out
 
     @staticmethod
     def backward(ctx, slopes):
@@ -225,7 +225,7 @@ METRICS = {"kl": KL.value, "chances": CHANCES.value, "scores": SCORES.value}
 
 
 def compare_rows(ours: Rows, theirs: Rows, bounds: Tensor, longest: int, metric: str) -> Tensor:
-    """How far the rows of each token are apart, (tokens,); segments go from one bound to the next.
+    """How far the rows of each token are apart, (heads, tokens); segments go from one bound to the next.
 
     metric is "kl" (teacher, student) or "chances" (the mean square) of softmaxes, or "scores" (the mean square of what
     these are of). No segment is longer than `longest`, and the last bound is the number of tokens.
