@@ -511,7 +511,7 @@ def test_damage_is_named_and_what_is_lost_is_asked_again(teachers, tmp_path):
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(
-        RunError, match=r"00003.safetensors is damaged: its checksum is .*; remove it if it is there, and build"
+        RunError, match=r"00003.safetensors is damaged: its checksum is .*; delete it if it is there, and run again"
     ):
         run(recipe, before, TASK, judge=False)
     for cut in (lambda: shard.unlink(), lambda: shard.write_bytes(whole[:-5])):
@@ -547,7 +547,7 @@ def test_damage_beside_the_shards_is_named_and_so_is_what_to_delete(teachers, tm
     for damaged, said in [
         (unnumbered, "it does not say 'number'; delete"),
         ({**about, "number": "one"}, "it does not say 'number'; delete"),
-        ({**about, "width": 99}, "what it says is not what was written); remove the folder"),
+        ({**about, "width": 99}, "what it says is not what was written); delete the folder"),
         ({**about, "scores": {**about["scores"], "classes": 7}}, "what it says is not what was written"),
     ]:
         manifest.write_text(json.dumps(damaged))
@@ -615,15 +615,23 @@ def test_a_cache_in_a_file_is_refused_before_anything_is_trained(tmp_path):
             Recipe(f"finetune | distill + {train(nothing)}")
 
 
-def test_progress_says_how_much_is_kept_and_leaves_the_time_left_to_who_shows_it(teachers):
-    seen = []
+@pytest.mark.parametrize(("size", "said"), [(5.04e7, "50.4 MB to write"), (9e5, "")])
+def test_progress_says_how_much_is_to_be_written_and_leaves_the_time_left_to_who_shows_it(
+    teachers, tmp_path, size, said
+):
     before = run("head", small(), TASK).encoder
-    recipe = f"distill(teacher={teachers['pair']!r}) + {train()}"
-    with patch.object(cache, "SHARD_TEXTS", 4), patch.object(asking, "MUCH", 1):
-        run(recipe, before, TASK, judge=False, say=lambda *one: seen.append(one))
-    told = [one for one in seen if one[0] == "keeping what the teacher says"]
-    assert told[-1][1:3] == (24, 24) and {one[3] for one in told} == {"0.0 MB in all"} and len(told) >= 6
-    assert [one[0] for one in seen].index("training") > seen.index(told[-1])
+    recipe = f"distill(teacher={teachers['pair']!r}) + {train(tmp_path)}"
+    for lost in (24, 4):  # all texts, then a shard of them
+        seen = []
+        with patch.object(cache, "SHARD_TEXTS", 4), patch.object(cache.Cache, "bytes_left", size):
+            outcome = run(recipe, before, TASK, judge=False, say=lambda *one, seen=seen: seen.append(one))
+        told = [one for one in seen if one[0] == cache.STAGE]
+        assert told[-1][1:3] == (24, 24) and {one[3] for one in told} == {said} and len(told) >= lost // 4
+        assert [one[0] for one in seen].index("training") > seen.index(told[-1])
+        (note,) = (note for note in outcome.notes if "looked once at each text" in note)
+        assert ("of which something was missing" in note) == (lost == 4)
+        (shard,) = tmp_path.glob("*/*/00002.safetensors")
+        shard.unlink()
 
 
 MEMORY = f"""

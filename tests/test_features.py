@@ -252,7 +252,7 @@ def test_lengths_are_checked_and_repaired_too(tmp_path):
     before, file = contents(tmp_path / "s"), tmp_path / "s" / "lengths.safetensors"
     for damage in (lambda: flip(file, 1030), file.unlink):
         damage()
-        with pytest.raises(RunError, match=r"lengths.safetensors is missing or damaged; build the store again"):
+        with pytest.raises(RunError, match=r"lengths.safetensors is missing or damaged; delete it if it is there"):
             open_store(tmp_path / "s")
         with patch.object(building, "_write_shard", side_effect=AssertionError):
             build(tmp_path / "s")  # as it says
@@ -414,7 +414,7 @@ def test_bad_input_is_refused_in_a_sentence(tmp_path):
         ('{"format": 9}', "has format 9; this version reads 1"),
         (
             '{"format": 1}',
-            r"cannot be read \(it does not say 'store'\); remove the folder .*bad and build the store again",
+            r"cannot be read \(it does not say 'store'\); delete the folder .*bad and run again what made the store",
         ),
         ("[1]", "cannot be read"),
     ]:

@@ -1,5 +1,7 @@
 """What only a GPU can show: exact thresholds, fused masks, packed attention, recorded steps equal to plain ones."""
 
+from unittest.mock import MagicMock
+
 import numpy as np
 import pytest
 import torch
@@ -149,11 +151,16 @@ def test_row_kernels_compare_like_plain_products(metric, soften, size, their_siz
     ]
     ours = [one.requires_grad_() for one in made[:2]]
     slopes = torch.randn(batch.input_ids.shape, device="cuda") * batch.tokens()
+    from smallbert.training import row_kernels
+
     theirs, found = Attending(*made[2:]), []
+    asked = MagicMock(wraps=row_kernels.compare_rows)
+    monkeypatch.setattr(row_kernels, "compare_rows", asked)
     for kernels in (True, True, False):
         monkeypatch.setattr(alignment, "KERNELS", kernels)
         (far,) = alignment.rows_apart([Attending(*ours)], [theirs], batch, metric, soften)
         found.append([far * batch.tokens(), *torch.autograd.grad(far, ours, slopes)])
+    assert asked.call_count == 2
     assert all(torch.equal(one, other) for one, other in zip(*found[:2], strict=True))
     near = {"atol": 1e-4, "rtol": 1e-3} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
     for one, other in zip(*found[1:], strict=True):

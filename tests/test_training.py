@@ -153,7 +153,9 @@ def test_a_gradient_that_is_no_number_changes_nothing(encoder, own_methods):
 # Runs that break.
 
 
-def test_a_loss_that_is_no_number_ends_the_run(encoder, own_methods, tmp_path):
+def test_a_loss_that_is_no_number_ends_the_run(encoder, own_methods, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "doubt_part", lambda device: f", on a {device.type}")
+
     class Explode(Method):
         """From the third step on there is no loss any more."""
 
@@ -163,7 +165,7 @@ def test_a_loss_that_is_no_number_ends_the_run(encoder, own_methods, tmp_path):
             return {"bang": step.scores.sum() * (float("nan") if step.phase.step > 2 else 0.0)}
 
     outcome = run("explode + train(epochs=40, batch=8) | quantize | finetune", encoder, TASK, work=tmp_path)
-    assert outcome.steps == 20 and outcome.diverged == "the loss became nan by step 20 of 120"
+    assert outcome.steps == 20 and outcome.diverged == "the loss became nan by step 20 of 120, on a cpu"
     assert [entry["step"].split("(")[0] for entry in outcome.encoder.history[1:]] == ["explode", "train"]
     assert all(torch.isfinite(tensor).all() for tensor in outcome.encoder.state_dict().values())
     assert not list(tmp_path.glob("phase-0/*"))  # a broken phase is not kept as a finished one

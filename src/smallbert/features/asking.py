@@ -137,10 +137,10 @@ def _keep(
     if need and not unasked:
         _check_folder(folder)
     view = own if what.tokens == "all" else STUDENT
-    before = bool(cache.stores)
+    some = cache.holds_some
 
     def tell(stage: str, done: int, total: int, info: str) -> None:
-        say(stage, done, total, f"{need / 1e6:,.1f} MB in all" if need >= MUCH else info)
+        say(stage, done, total, f"{need / 1e6:,.1f} MB to write" if need >= MUCH else info)
 
     found = Taught(name, what, *cache.fill(tell), tokens.lengths, view, like)
     kept = [f"{say_names(wanted)} of all tokens"] if wanted else []
@@ -148,7 +148,7 @@ def _keep(
     said = " and ".join([*kept, *(["scores"] if of else [])])
     looked = "had looked at each text before"
     if need:
-        looked = f"looked once at each text{' of which something was missing' if before else ''}"
+        looked = f"looked once at each text{' of which something was missing' if some else ''}"
     size = f"{sum(store.bytes for store in found.stores) / 1e6:,.1f} MB{f', vectors in {what.dtype}' if kept else ''}"
     read = "brought to the GPU as a whole" if _bring(found, phase.device, say) else "read at every step"
     phase.notes.append(f"the teacher {name!r} {looked}: {said} were kept ({size}) and {read}")

@@ -170,6 +170,11 @@ class Cache:
         return _Job(path or self.folder / plan.about["store"], stream, settings, plan)
 
     @property
+    def holds_some(self) -> bool:
+        """Whether something of what is wanted need not be asked for."""
+        return bool(self.stores) or any(len(job.left) < len(job.plan.ranges) for job in self.jobs)
+
+    @property
     def bytes_left(self) -> int:
         """How much is yet to be written, at most."""
         return sum(job.plan.bytes(number) for job in self.jobs for number in job.left)

@@ -52,12 +52,13 @@ def names_of(wanted: Wanted, turned: bool) -> tuple[Name, ...]:
 
 
 def say_names(wanted: Wanted) -> str:
-    """The same for a reader: "hidden states 0, 6 and values 6"."""
-    each = [
-        f"{SAID.get(role, role)} {', '.join(str(place + (role != 'hidden')) for place in sorted(places))}"
-        for role, places in wanted.items()
-    ]
-    return " and ".join(each)
+    """The same for a reader: "hidden states 0, 6 and queries, keys and values of layer 6"."""
+    alike: dict[str, list[str]] = {}  # what is wanted of the same layers
+    for role, places in wanted.items():
+        of = " of layer" + "s" * (len(places) > 1) if role != "hidden" else ""
+        numbers = ", ".join(str(place + (role != "hidden")) for place in sorted(places))
+        alike.setdefault(f"{of} {numbers}", []).append(SAID.get(role, role))
+    return " and ".join(f"{' and '.join(filter(None, [', '.join(a[:-1]), a[-1]]))}{of}" for of, a in alike.items())
 
 
 def in_order(names: Iterable[Name]) -> list[Name]:

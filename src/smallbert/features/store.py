@@ -26,10 +26,7 @@ FORMAT = 1
 MANIFEST = "store.json"
 LENGTHS = "lengths.safetensors"
 KINDS = {"tokens": ("all", "first", "mean"), "dtype": ("float32", "float16", "int8")}
-REPAIR = (
-    "remove it if it is there, and build the store again, or run again what asked a teacher: only what is missing is "
-    "written"
-)
+REPAIR = "delete it if it is there, and run again what made the store: only what is missing is written"
 FACTS = (  # what a store is known by
     "model",
     "tokenizer",
@@ -44,7 +41,7 @@ FACTS = (  # what a store is known by
     "texts_per_shard",
     "scores",
 )
-AGAIN = "remove the folder {} and build the store again, or run again what asked a teacher"
+AGAIN = "delete the folder {} and run again what made the store"
 KEYS = ("store", "model", "data", "texts", "layers", "tokens", "dtype", "width", "texts_per_shard", "shards")
 
 
@@ -231,7 +228,7 @@ def open_store(path: Path | str, verify: bool = True, whole: bool = True) -> Sto
             raise RunError(f"{file} {found}; {REPAIR}")
     lengths = path / LENGTHS
     if not is_sound(lengths, about["store"]):
-        raise RunError(f"{lengths} is missing or damaged; build the store again: only what is missing is written")
+        raise RunError(f"{lengths} is missing or damaged; {REPAIR}")
     return Store(path, about, np.array(map_arrays(lengths)["lengths"], np.int64), verify)
 
 
@@ -257,6 +254,8 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     file = path / MANIFEST
     try:
         about = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(about, dict):
+            raise ValueError("it holds no JSON object")
         known = about["format"]
         if known == FORMAT:
             parts = [(about, KEYS), *((shard, ("file", "bytes", "crc32")) for shard in about.get("shards", ()))]
@@ -269,5 +268,5 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} cannot be read ({error}); {AGAIN.format(path)}") from None
     if known != FORMAT:
-        raise UserError(f"{file} has format {known}; this version reads {FORMAT}: build the store again")
+        raise UserError(f"{file} has format {known}; this version reads {FORMAT}; {AGAIN.format(path)}")
     return dict(about)

@@ -41,6 +41,7 @@ def pair_layers(layers: Any, mine: int, theirs: int, lowest: int, what: str) -> 
         pairs = [(int(one), int(other)) for one, other in (layers.items() if isinstance(layers, dict) else layers)]
     except ValueError:
         raise UserError(f"align: layers is pairs of numbers such as {{3: 6, -1: -1}}, not {layers}") from None
+    layers = dict(pairs) if isinstance(layers, dict) else layers  # whose numbers may have come as words
     counted = [(one + mine + 1 if one < 0 else one, o + theirs + 1 if o < 0 else o) for one, o in pairs]
     if not counted or len(set(counted)) < len(counted):
         raise UserError(f"align: layers={layers} must name at least one pair of layers, and each pair once")

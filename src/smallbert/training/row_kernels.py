@@ -18,7 +18,7 @@ from torch import Tensor
 from smallbert.model.short_kernels import NONE, segment, tile
 
 KL, CHANCES, SCORES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # of softmaxes; squares of these; of scores
-PRECISION = tl.constexpr("tf32x3")  # of float32, by three products each; half precision is multiplied as it is
+PRECISION = tl.constexpr("tf32x3")  # of float32, by three products each; vectors in half precision as they are
 
 
 class Rows(NamedTuple):
@@ -171,7 +171,7 @@ def _backward(
                 q, k_other, their_q, their_k_other, level, their_level, lean, slope, first, other, numbers,
                 scale, their_scale, METRIC, BLOCK,
             )  # fmt: skip
-            q_slope += tl.dot(rise.to(k.dtype), k_other, input_precision=PRECISION)
+            q_slope += tl.dot(rise, k_other.to(tl.float32), input_precision=PRECISION)
             q_other = _read(query, start, head, other, numbers, size, stride, apart, BLOCK, WIDE)
             their_q_other = _read(
                 their_query, start, head, other, numbers, their_size, their_stride, their_apart, BLOCK, THEIR_WIDE
@@ -183,7 +183,7 @@ def _backward(
                 q_other, k, their_q_other, their_k, level_other, their_level_other, lean_other, slope_other,
                 other, first, numbers, scale, their_scale, METRIC, BLOCK,
             )  # fmt: skip
-            k_slope += tl.dot(tl.trans(rise.to(q.dtype)), q_other, input_precision=PRECISION)
+            k_slope += tl.dot(tl.trans(rise), q_other.to(tl.float32), input_precision=PRECISION)
         own, mine = tile(start, head, first, numbers, size, tl.num_programs(1) * size, size, BLOCK, WIDE)
         tl.store(to_query + own, q_slope.to(to_query.dtype.element_ty), mask=mine)
         tl.store(to_key + own, k_slope.to(to_key.dtype.element_ty), mask=mine)

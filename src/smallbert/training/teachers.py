@@ -76,7 +76,13 @@ class Teachers(dict[str, Teacher]):
         marks = [mark for mark in self.phase.marks if mark != "latest"]
         if near := did_you_mean(name, marks):
             raise UserError(f"no mark is called {name!r}.{near} A teacher in a folder is written with its path")
-        find_model(name)
+        if not name.strip():
+            raise UserError(f"a teacher is 'latest', a mark, a folder or a name on the hub, not {name!r}")
+        try:
+            find_model(name)
+        except UserError as error:
+            there = f"the marks before this phase are {', '.join(marks)}" if marks else "nothing before it is marked"
+            raise UserError(f"{error}. If {name!r} should be a mark: {there}") from None
         return _shape_of(name, folder_read(name))
 
     def ask(self, name: str, scores: bool = False, wanted: Mapping[str, Iterable[int]] | None = None) -> Encoder:
