@@ -411,6 +411,20 @@ def test_a_mark_that_is_misspelt_is_no_folder(pair):
     check_refused(recipe, pair[0], TASK, "no mark is called 'bigg'. Did you mean 'big'")
 
 
+@pytest.mark.parametrize("method", ["distill", "align", "share_projections"])
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("mark('big') | mark('old') | student(2) | {}(teacher='middle')", "'middle' should be a mark: the marks before"),
+        ("student(2) | {}(teacher='middle')", "If 'middle' should be a mark: nothing before it is marked"),
+        ("student(2) | {}(teacher='')", "is 'latest', a mark, a folder or a name on the hub, not ''"),
+    ],
+)
+def test_a_teacher_who_is_nowhere_may_have_been_meant_as_a_mark(pair, method, recipe, said, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    check_refused(f"{recipe.format(method)} + {WHOLE}", pair[0], TASK, said)
+
+
 def test_a_temperature_that_nothing_reads_is_refused(pair):
     recipe = f"mark('big') | student(2) | distill('big', metric='mse', temperature=4.0) + {WHOLE}"
     check_refused(recipe, pair[0], TASK, "temperature=4 has no effect with metric='mse'")
