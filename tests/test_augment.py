@@ -239,7 +239,7 @@ def long_task(kind):
 WAYS = ["masked", "nearest", "mask", "delete", "grams", ["mask", "grams"], {"mask": 0.2, "delete": 0.3}]
 
 
-@pytest.mark.parametrize(("kind", "ways"), pairs(["classify", "pair", "tag", "answer"], WAYS, every=2))
+@pytest.mark.parametrize(("kind", "ways"), pairs(["classify", "pair", "tag", "answer"], WAYS, every=3))
 def test_copies_change_only_what_they_may(kind, ways):
     task, base = long_task(kind)
     recipe = f"mark('t') | augment(copies=4, ways={ways!r}, share=0.5) + distill('t') + {SHORT}"

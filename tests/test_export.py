@@ -112,7 +112,7 @@ def test_rounded_inputs_multiply_integers(tmp_path):
     assert found["difference"] < 1e-6 < 0.05 * spread_of(encoder) and found["same"] == 1
 
 
-@pytest.mark.parametrize("centre", [True, False])
+@pytest.mark.parametrize("centre", [True, pytest.param(False, marks=slow)])
 def test_every_layer_with_fixed_ranges_runs_in_whole_numbers(centre, tmp_path):
     import onnxruntime
 
@@ -306,7 +306,7 @@ def test_what_is_multiplied_is_said(recipe, said):
     ("recipe", "int8", "wanted"),
     [
         ("quantize(8)", False, EXACT),
-        pytest.param("quantize(8, activations='static')", False, OWN),
+        pytest.param("quantize(8, activations='static')", False, OWN, marks=slow),
         pytest.param("quantize(8, activations=True)", True, OWN, marks=slow),
         pytest.param("mark('a')", True, ROUNDED, marks=slow),
     ],

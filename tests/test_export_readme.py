@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys import run, scores_of, small, toy_task
+from toys import daily, run, scores_of, small, toy_task
 
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
@@ -95,7 +95,7 @@ def predicted(place, kind, task, rows):
     return [found.tolist() if kind == "regress" else [task.labels[row] for row in found]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", daily(KINDS, every=2))
 def test_snippets_print_what_the_model_predicts(kind, tmp_path, monkeypatch):
     export_both(kind, tmp_path)
     task = toy_task(kind)

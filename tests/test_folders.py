@@ -44,7 +44,7 @@ def their_scores(folder, task, kind):
     return scores, inputs["attention_mask"].bool(), model
 
 
-@pytest.mark.parametrize(("kind", "family"), pairs(KINDS, SHAPES, every=2))
+@pytest.mark.parametrize(("kind", "family"), pairs(KINDS, SHAPES, every=3))
 def test_hugging_face_reads_the_folder_by_itself(kind, family, tmp_path):
     task = TASK if kind == "classify" else toy_task(kind, 24)
     encoder = run("head", small(family), task).encoder
@@ -133,7 +133,7 @@ def hugging_face_model(family, kind, folder, labels=None, **options):
     return model
 
 
-@pytest.mark.parametrize(("kind", "family"), pairs(["classify", "tag", "answer"], SHAPES, every=2))
+@pytest.mark.parametrize(("kind", "family"), pairs(["classify", "tag", "answer"], SHAPES, every=3))
 def test_a_fine_tuned_model_keeps_its_head_and_labels(kind, family, tmp_path):
     labels = {"classify": list(TASK.labels), "tag": ["O", "GOOD", "BAD"], "answer": None}[kind]
     hugging_face_model(family, kind, tmp_path / "theirs", labels)

@@ -46,6 +46,7 @@ def test_layers_of_mixed_bits_have_their_own(inference):
     assert all(part.grid.bits == 8 for name, part in parts.items() if "embeddings" in name)
 
 
+@pytest.mark.slow
 def test_the_last_layer_may_compute_all_tokens(tmp_path):
     encoder = run("head", small(layers=1), toy_task()).encoder
     write_onnx(encoder, tmp_path / "whole.onnx", first_only=False)

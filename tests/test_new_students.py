@@ -270,7 +270,7 @@ def test_a_stride_halves_the_multiplications_of_the_layers():
             "lstm(4, embed=8)",
             "bottleneck(layers=1, width=16, inner=8, heads=2, ffns=2, ffn=16, embed=8)",
         ],
-        every=4,
+        every=6,
     ),
 )
 def test_a_student_is_made_measured_looked_into_and_resumed(student, tmp_path, monkeypatch):

@@ -280,7 +280,7 @@ def good():
     return model, task
 
 
-@pytest.mark.parametrize("method", daily(MILD, every=2))
+@pytest.mark.parametrize("method", daily(MILD, every=3))
 def test_pruned_models_still_tell_texts_apart(good, method):
     model, task = good
     outcome = run(f"{method} + train(epochs=2, batch=8, lr=0.0003)", model, task)

@@ -44,7 +44,7 @@ COPIES = {
 }
 
 
-@pytest.mark.parametrize(("recipe", "family"), pairs(COPIES, SHAPES, every=3))
+@pytest.mark.parametrize(("recipe", "family"), pairs(COPIES, SHAPES, every=4))
 def test_copied_layers_are_those_of_the_file(recipe, family, tmp_path):
     kept = COPIES[recipe]
     teacher = run("head", small(family, layers=4), TASK).encoder
