@@ -94,9 +94,10 @@ def main() -> None:
     parser.add_argument("--count", action="store_true", help="count operations and measure nothing")
     chosen = parser.parse_args()
     if chosen.count:
-        counts = {name: count_operations(term) for name, term in TERMS.items()}
-        for name, count in counts.items():
-            print(f"{name}: {count - next(iter(counts.values()))} operations more")
+        alone = count_operations("")
+        for name, term in TERMS.items():
+            if term:
+                print(f"{name}: {count_operations(term) - alone} operations more", flush=True)
         return
     if not torch.cuda.is_available():
         parser.error("this measures a GPU, and there is none")

@@ -2,6 +2,7 @@
 
 import sys
 from collections import namedtuple
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -128,13 +129,40 @@ def test_layers_that_are_alike_are_compared_at_once(batch, metric, soften):
     assert counts[0] > 20 and counts[1] <= counts[0] + 4  # queries and keys of both, laid side by side
 
 
-def test_only_what_a_layer_sees_is_compared_with_others_at_once(batch):
-    ours = [looking(batch, 1), looking(batch, 2, window=2), looking(batch, 3)]
-    theirs = [looking(batch, 4), looking(batch, 5, window=2), looking(batch, 6)]
+@pytest.mark.parametrize(("bound", "calls"), [(2**27, [6]), (0, [2, 2, 2]), (2 * 2 * 4 * 5 * 64**2, [4, 2])])
+def test_large_rows_are_compared_layer_by_layer(batch, bound, calls, monkeypatch):
+    batch = replace(batch, longest=64)
+    ours, theirs = ([looking(batch, seed + side) for seed in range(3)] for side in (0, 10))
+    whole, seen = rows_apart(ours, theirs, batch, "kl"), []
+    real = alignment._rows_apart
+    monkeypatch.setattr(
+        alignment, "_rows_apart", lambda one, *more: seen.append(one.query.shape[1]) or real(one, *more)
+    )
+    monkeypatch.setattr(alignment, "AT_ONCE", bound)
+    torch.testing.assert_close(rows_apart(ours, theirs, batch, "kl"), whole)
+    assert seen == calls
+
+
+UNLIKE = {"window": {"window": 2}, "scale": {"scaling": 2.0}, "key": {}}
+
+
+@pytest.mark.parametrize("unlike", UNLIKE)
+@pytest.mark.parametrize("side", [{0}, {1}, {0, 1}], ids=str)
+def test_only_layers_that_are_alike_are_compared_at_once(batch, unlike, side):
+    """Whichever of the two models has a layer that sees less, scales otherwise, or has queries for keys."""
+
+    def drawn(place):
+        three = [looking(batch, 3 * place), looking(batch, 3 * place + 1), looking(batch, 3 * place + 2)]
+        if place in side:
+            three[1] = replace(three[1], **UNLIKE[unlike])
+            three[1] = replace(three[1], key=three[1].query) if unlike == "key" else three[1]
+        return three
+
+    ours, theirs = drawn(0), drawn(1)
     one_by_one = [rows_apart([one], [other], batch, "mse")[0] for one, other in zip(ours, theirs, strict=True)]
     torch.testing.assert_close(rows_apart(ours, theirs, batch, "mse"), torch.stack(one_by_one))
-    wide = [[Attending(one.query, one.key) for one in side] for side in (ours, theirs)]
-    assert not torch.allclose(rows_apart(*wide, batch, "mse")[1], one_by_one[1])
+    plain = [looking(batch, seed) for seed in range(6)]
+    assert unlike == "window" or not torch.allclose(rows_apart(plain[:3], plain[3:], batch, "mse")[1], one_by_one[1])
 
 
 # Which layers.

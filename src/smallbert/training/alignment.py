@@ -6,9 +6,9 @@ Everything is compared in float32 and comes in one of two shapes:
     one row a token        (sequences, heads, tokens, tokens)   how it stands to each token of its own sequence
 
 Rows are products of queries and keys, for which a packed batch is spread out into sequences, without a loop and in
-shapes known beforehand, so that a recorded step can do it. Layers that are alike are compared at once, as heads of one:
-a step of small kernels costs by their number. With KERNELS, a GPU compares rows tile by tile instead and never writes
-them.
+shapes known beforehand, so that a recorded step can do it. Layers that are alike are compared at once, as heads of one,
+while their rows are small: a step of small kernels costs by their number. With KERNELS, a GPU compares rows tile by
+tile instead and never writes them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from smallbert.model.attention import Attending
 from smallbert.model.batch import Batch
 
 TINY = 1e-24  # beside squares
+AT_ONCE = 2**27  # bytes of rows that are compared together: of larger ones, each layer's memory is free for the next
 WIDEST = 256  # bytes of a head's vector that kernels take: more would not fit into a program's memory on small GPUs
 KERNELS = False  # until they have been seen on a GPU (tests/test_gpu.py, benchmarks/row_kernels.py)
 
@@ -159,9 +160,11 @@ def rows_apart(
         alike[tuple(map(_form, two))].append(place)
     found: dict[int, Tensor] = {}
     for places in alike.values():
-        mine, its = (_beside([side[place] for place in places]) for side in (ours, theirs))
-        each = _rows_apart(mine, its, batch, metric, soften).unflatten(0, (len(places), -1)).mean(1)
-        found |= zip(places, each.unbind(), strict=True)
+        most = max(1, AT_ONCE // _row_bytes(ours[places[0]], batch))
+        for some in (places[start : start + most] for start in range(0, len(places), most)):
+            mine, its = (_beside([side[place] for place in some]) for side in (ours, theirs))
+            each = _rows_apart(mine, its, batch, metric, soften).unflatten(0, (len(some), -1)).mean(1)
+            found |= zip(some, each.unbind(), strict=True)
     return torch.stack([found[place] for place in range(len(ours))])
 
 
@@ -170,6 +173,13 @@ def _form(found: Looking) -> Hashable:
     if isinstance(found, Tensor):
         return found.shape
     return found.query.shape, found.scaling, found.window, found.key is found.query
+
+
+def _row_bytes(found: Looking, batch: Batch) -> int:
+    """How large the rows of a layer are in float32."""
+    heads = (found if isinstance(found, Tensor) else found.query).shape[1]
+    longest = batch.longest if batch.packed else batch.input_ids.shape[1]
+    return max(1, 4 * heads * batch.size * longest**2)
 
 
 def _beside(layers: Sequence[Looking]) -> Looking:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,6 +82,8 @@ class Teachers(dict[str, Teacher]):
         try:
             find_model(name)
         except UserError as error:
+            if Path(name).name != name:  # a path, which no mark was meant by
+                raise
             there = f"the marks before this phase are {', '.join(marks)}" if marks else "nothing before it is marked"
             raise UserError(f"{error}. If {name!r} should be a mark: {there}") from None
         return _shape_of(name, folder_read(name))
