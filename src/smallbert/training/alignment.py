@@ -25,7 +25,7 @@ from smallbert.model.attention import Attending
 from smallbert.model.batch import Batch
 
 TINY = 1e-24  # beside squares
-AT_ONCE = 2**27  # bytes of rows that are compared together: of larger ones, each layer's memory is free for the next
+AT_ONCE = 2**28  # bytes of rows that are compared together: of larger ones, each layer's memory is free for the next
 WIDEST = 256  # bytes of a head's vector that kernels take: more would not fit into a program's memory on small GPUs
 KERNELS = False  # until they have been seen on a GPU (tests/test_gpu.py, benchmarks/row_kernels.py)
 
