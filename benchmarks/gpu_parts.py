@@ -3,9 +3,10 @@
     python benchmarks/gpu_parts.py --parts 10,20,25,28,33,40,50,66,100 --out results/shared_gpu
 
 Under one MPS server a process for each part, some at a time, trains a model of random weights on random labels, where
-every loss should be finite. Of the first part where one is not, a few steps are taken once more, and each operation
-that torch tells of is done on the CPU as well, with what it was given; those that differ are named, the first first.
-What cannot be done on a CPU, kernels of our own among it, is counted, and looked at for nan alone.
+every loss should be finite. Of the first part where one is not, and of the first where all are, a few steps are taken
+once more, and each operation that torch tells of is done on the CPU as well, with what it was given; those that differ
+are named, the first first. What cannot be done on a CPU, kernels of our own among it, is counted, and looked at for nan
+alone.
 """
 
 from __future__ import annotations
@@ -139,12 +140,16 @@ def main() -> None:
         for part, answer in zip(parts, asked, strict=True):
             rows.append({"per_cent": int(part)} | answer.result())
             print(rows[-1], flush=True)
-        broken = next((row for row in rows if row.get("broken_losses")), None)
-        look = broken and ask(chosen.kind, True, served | {GPU_PART: str(broken["per_cent"])})
-        print(json.dumps(look, indent=1))
+        looks = {}
+        for wanted in (False, True):
+            row = next((row for row in rows if "failed" not in row and bool(row["broken_losses"]) == wanted), None)
+            if row is not None:
+                part = str(row["per_cent"])
+                looks[part] = ask(chosen.kind, True, served | {GPU_PART: part})
+                print(part, json.dumps(looks[part]), flush=True)
     if chosen.out:
         command = f"python benchmarks/gpu_parts.py --parts {chosen.parts} --kind {chosen.kind!r}"
-        record = {"benchmark": "gpu_parts", "command": command, "rows": rows, "look": look}
+        record = {"benchmark": "gpu_parts", "command": command, "rows": rows, "looks": looks}
         write_json(chosen.out / "gpu_parts.json", record | {"versions": versions(), "machine": machine()})
 
 

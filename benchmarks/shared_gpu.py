@@ -2,11 +2,12 @@
 
     python benchmarks/shared_gpu.py --out results/shared_gpu
 
-Random weights at e5-small's shape, 128 texts of SST-2's lengths a step, by this package's own loop. Alone: milliseconds
-a step, and seconds until the first 150 steps are over, compiling and recording included. Together: so many processes
-of one kind at once, under MPS where there is one; steps a second are those of all, counted from when all are warm.
-With `--parts 100,50,25` only that, with so many per cent of the GPU for each process, on texts of SNLI's lengths. With
-`--profile KIND` the kernels of one kind, most costly first, and nothing else.
+Random weights at e5-small's shape (or MPNet's), 128 texts of SST-2's lengths a step or what `--lengths` says, by this
+package's own loop. Alone: milliseconds a step, and seconds until the first 150 steps are over, compiling and recording
+included. Together: so many processes of one kind at once, under MPS where there is one; steps a second are those of
+all, counted from when all are warm. With `--parts 100,50,25` only that, with so many per cent of the GPU for each
+process, on texts of SNLI's lengths. With `--profile KIND` the kernels of one kind, most costly first, how long a step
+of it takes and how long its batch on the CPU, and nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertModel, MPNetConfig, MPNetModel
 
 from smallbert.data import STUDENT, Stream, Tokens
 from smallbert.files import write_json
@@ -39,7 +40,11 @@ from smallbert.training.conditions import compiled_layers
 from smallbert.training.phase import Phase
 
 WARM, STEPS, SECONDS, PATIENCE = 150, 300, 4.0, 120.0
-LENGTHS = {"SST-2": (13, 0.6, 66), "SNLI": (26, 0.35, 96)}  # mean, spread of their logarithm, longest
+LENGTHS = {  # of texts: mean, spread of their logarithm, longest; and how many a step
+    "SST-2": (13, 0.6, 66, 128),
+    "SNLI": (26, 0.35, 96, 128),
+    "QQP": (30, 0.36, 128, 256),
+}
 TAUGHT = "align('hidden', layers='uniform', weight=10.0, teacher='t') + distill(teacher='t') + "
 
 
@@ -51,6 +56,7 @@ class Kind(NamedTuple):
     methods: str = ""
     compiled: bool = False
     layout: str = "auto"
+    family: str = "bert"
 
 
 KINDS = {
@@ -59,21 +65,26 @@ KINDS = {
     "six layers, taught": Kind(methods=TAUGHT),
     "twelve layers": Kind(layers=12),
     "pruned and taught": Kind(12, 7000, "smooth_movement(0.1, begin=0.0, finish=0.5) + " + TAUGHT),
+    "six layers of MPNet": Kind(family="mpnet"),
 }
 
 
-def make_encoder(layers: int, pieces: int) -> Encoder:
-    """A random model of e5-small's width with two classes."""
-    config = BertConfig(hidden_size=384, intermediate_size=1536, num_hidden_layers=layers, vocab_size=pieces)
-    encoder = Encoder(BertModel(config)).to("cuda" if torch.cuda.is_available() else "cpu")
-    head = {"kind": "classify", "labels": ["a", "b"], "outputs": 2, "from_pooler": True}
+def make_encoder(kind: Kind, layers: int) -> Encoder:
+    """A random model of e5-small's width, or of MPNet's, with two classes."""
+    if kind.family == "mpnet":
+        backbone = MPNetModel(MPNetConfig(num_hidden_layers=layers, vocab_size=kind.pieces), add_pooling_layer=False)
+    else:
+        shape = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": layers}
+        backbone = BertModel(BertConfig(vocab_size=kind.pieces, **shape))
+    encoder = Encoder(backbone).to("cuda" if torch.cuda.is_available() else "cpu")
+    head = {"kind": "classify", "labels": ["a", "b"], "outputs": 2, "from_pooler": kind.family == "bert"}
     encoder.apply_method(METHODS["head"](), head)
     return encoder
 
 
 def make_stream(task: str, count: int = 20_000) -> Stream:
     """Random texts with log-normal lengths like a task's."""
-    random, (mean, spread, longest) = np.random.default_rng(1), LENGTHS[task]
+    random, (mean, spread, longest, _) = np.random.default_rng(1), LENGTHS[task]
     drawn = random.lognormal(np.log(mean) - spread**2 / 2, spread, count).round()
     lengths = np.clip(drawn, 4, longest).astype(np.int64)
     ids = random.integers(1000, 7000, lengths.sum()).astype(np.int32)
@@ -85,9 +96,10 @@ def make_stream(task: str, count: int = 20_000) -> Stream:
 def training(kind: Kind, task: str = "SST-2") -> Iterator[Callable[[int], float]]:
     """A function that takes so many steps, waits until the GPU has done them, and gives the last loss."""
     torch.manual_seed(0)
-    marks = {"t": make_encoder(12, kind.pieces).eval()} if "'t'" in kind.methods else {}
-    (methods,) = Recipe(f"{kind.methods}train(epochs=1000, batch=128, lr=1e-5, cache='none', layout={kind.layout!r})")
-    phase = Phase(make_encoder(kind.layers, kind.pieces), tuple(methods), None, 0, marks)
+    marks = {"t": make_encoder(kind, 12).eval()} if "'t'" in kind.methods else {}
+    settings = f"epochs=1000, batch={LENGTHS[task][3]}, lr=1e-5, cache='none', layout={kind.layout!r}"
+    (methods,) = Recipe(f"{kind.methods}train({settings})")
+    phase = Phase(make_encoder(kind, kind.layers), tuple(methods), None, 0, marks)
     phase.stream = make_stream(task)
     for method in phase.methods:
         method.attach(phase)
@@ -106,10 +118,10 @@ def training(kind: Kind, task: str = "SST-2") -> Iterator[Callable[[int], float]
         yield run
 
 
-def time_alone(name: str) -> dict[str, Any]:
+def time_alone(name: str, task: str) -> dict[str, Any]:
     """Milliseconds a step, and how long it takes to begin."""
     begun = time.perf_counter()
-    with training(KINDS[name]) as run:
+    with training(KINDS[name], task) as run:
         run(WARM)
         warm = time.perf_counter()
         run(STEPS)
@@ -150,16 +162,21 @@ def time_together(name: str, count: int, environment: dict[str, str], task: str 
     return {"kind": name, "processes": count, "per_cent_each": part, "steps_per_second": round(sum(rates), 1)}
 
 
-def show_kernels(name: str) -> None:
-    """Print what a step's kernels are and how long they take."""
+def show_kernels(name: str, task: str) -> None:
+    """Print what a step's kernels are and how long they take, and a step as a whole."""
     from torch.profiler import ProfilerActivity, profile
 
-    with training(KINDS[name]) as run:
+    with training(KINDS[name], task) as run:
         run(WARM)
+        begun = time.perf_counter()
+        run(100)
+        step = (time.perf_counter() - begun) * 10
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
             run(20)
     events = sorted((one for one in seen.key_averages() if one.device_time_total), key=lambda e: -e.device_time_total)
-    print(f"{name}: {sum(one.count for one in events) / 20:.0f} kernels a step")
+    busy = sum(one.device_time_total for one in events) / 20e3
+    count = sum(one.count for one in events) / 20
+    print(f"{name}, {task}: {step:.2f} ms a step, {count:.0f} kernels that take {busy:.2f} ms")
     for one in events[:30]:
         each = one.device_time_total / one.count
         print(f"{one.device_time_total / 20:8.1f} us, {one.count / 20:6.1f} times {each:6.1f}: {one.key[:100]}")
@@ -174,12 +191,12 @@ def main() -> None:
     parser.add_argument("--profile", choices=KINDS, help="show the kernels of one kind, measure nothing else")
     parser.add_argument("--member", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--kind", choices=KINDS, default="six layers", help=argparse.SUPPRESS)
-    parser.add_argument("--lengths", choices=LENGTHS, default="SST-2", help=argparse.SUPPRESS)
+    parser.add_argument("--lengths", choices=LENGTHS, default="SST-2", help="of texts: like those of this task")
     chosen, rows = parser.parse_args(), []
     if not torch.cuda.is_available():
         parser.error("this measures a GPU, and there is none")
     if chosen.profile:
-        show_kernels(chosen.profile)
+        show_kernels(chosen.profile, chosen.lengths)
     elif chosen.member:
         be_one_of_many(chosen.kind, chosen.lengths, chosen.member)
     elif chosen.parts:
@@ -191,17 +208,17 @@ def main() -> None:
         with training(KINDS["six layers, taught"]) as run:  # whoever comes first would begin a cold GPU for all
             run(WARM)
         for name in KINDS:
-            rows.append(time_alone(name))
+            rows.append(time_alone(name, chosen.lengths))
             print(rows[-1], flush=True)
         for count in map(int, chosen.processes.split(",")):
             with shared_gpu() as environment:
-                rows.append(time_together("six layers", count, environment))
+                rows.append(time_together("six layers", count, environment, chosen.lengths))
             print(rows[-1], flush=True)
     if rows and chosen.out:
-        command = f"python benchmarks/shared_gpu.py --processes {chosen.processes}"
+        command = f"python benchmarks/shared_gpu.py --lengths {chosen.lengths} --processes {chosen.processes}"
         command += f" --parts {chosen.parts}" if chosen.parts else ""
         record = {"benchmark": "shared_gpu", "command": command, "rows": rows}
-        name = "parts.json" if chosen.parts else "cuda.json"
+        name = "parts.json" if chosen.parts else f"cuda-{chosen.lengths}.json"
         write_json(chosen.out / name, record | {"versions": versions(), "machine": machine()})
 
 

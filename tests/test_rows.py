@@ -84,8 +84,9 @@ def test_kernels_compare_what_they_can(batch, monkeypatch):
         return SimpleNamespace(query=query, window=window)
 
     able = alignment._by_kernels
-    assert not able(on_gpu(), on_gpu(), batch)
-    monkeypatch.setattr(alignment, "KERNELS", True)
+    with monkeypatch.context() as without:
+        without.setattr(alignment, "KERNELS", False)
+        assert not able(on_gpu(), on_gpu(), batch)
     assert able(on_gpu(128), on_gpu(64, 4), batch)
     padded = make_batch(stream_of(small(), TASK), np.arange(5), Layout(False, 64))
     assert not able(on_gpu(), on_gpu(), padded) and not able(looking(batch, 0), looking(batch, 1), batch)

@@ -33,7 +33,7 @@ from smallbert.recipe import Recipe
 from smallbert.report.sheets import About, seeds_sheet
 from smallbert.report.sizes import have_sizes, points_of
 from smallbert.report.study import make_report, to_json, to_markdown, troubles, write_study
-from smallbert.run import beginnings
+from smallbert.run import beginnings, run_recipe
 from smallbert.runs import make_piece, run_study
 
 FIRST = "finetune(epochs=1, lr=1e-3, batch=16)"
@@ -136,6 +136,48 @@ def test_runs_go_seed_by_seed_and_share_beginnings(start, tmp_path, trained):
     alone = make.make_one(MIXED, start, bench.tasks["classify"], 9, tmp_path / "alone", kind=MACHINERY_CHECK, seconds=0)
     (same,) = [card for card in cards if (card["seed"], card["preset"]) == (9, "c")]
     assert same["scores"] == alone["scores"]  # a shared beginning changes nothing
+
+
+TAUGHT = "distill + train(epochs=2, lr=1e-3, batch=16)"
+PULLED = f"align('first') + {TAUGHT}"  # which wants more of the teacher
+
+
+def words_of(out, teacher="latest"):
+    """For each arm of a finished study, how often a teacher had been asked before."""
+    cards = load_cards(out, (MACHINERY_CHECK,))
+    told = {(card["preset"], card["seed"]): "; ".join(card["trained"]["notes"]) for card in cards}
+    assert all(f"the teacher {teacher!r} " in notes for notes in told.values())
+    return {key: ("looked once", "had looked")["had looked" in notes] for key, notes in told.items()}, cards
+
+
+def test_a_teacher_is_asked_once_for_all_runs_behind_one_beginning(start, tmp_path, trained):
+    recipes = [f"{FIRST} | {rest}" for rest in (TAUGHT, f"drop_layers(1) | {TAUGHT}", PULLED, f"mark('a') | {TAUGHT}")]
+    asked, bench = make_study(start, tmp_path, "; ".join(recipes), names="a; b; c; d", seeds=(9,))
+    run_study(asked, bench)
+    asked_for, cards = words_of(tmp_path)
+    assert asked_for == {
+        ("a", 9): "looked once",
+        ("b", 9): "had looked",
+        ("c", 9): "looked once",
+        ("d", 9): "had looked",
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["cards"]
+    for card in cards:  # with words of its own a run ends the same
+        alone = make.make_one(card["recipe"], start, bench.tasks["classify"], 9, tmp_path / "own", seconds=0)
+        assert alone["scores"] == card["scores"] and "looked once" in "; ".join(alone["trained"]["notes"])
+
+
+def test_a_teacher_that_was_given_is_asked_once_for_all_seeds(start, tmp_path):
+    task = toy_task("classify", 24)
+    known = run_recipe(FIRST, start.encoder, task).encoder
+    given = make.Start(known, "tuned", fingerprint(known))
+    chain = "distill(alpha=0.5) + train(epochs=2) | mark('b') | distill(teacher='b') + train(epochs=2)"
+    asked, bench = make_study(given, tmp_path, f"drop_layers(1) | {TAUGHT}; {TAUGHT}; {chain}", names="a; b; c")
+    run_study(asked, bench)
+    asked_for, _ = words_of(tmp_path)
+    own = {("c", 9), ("c", 25)}  # whose teachers are not all the same
+    assert {key for key, how in asked_for.items() if how == "looked once"} == {("a", 9), *own}
+    assert [path.name for path in tmp_path.iterdir()] == ["cards"]
 
 
 def test_finished_runs_are_not_made_again_and_failed_ones_only_if_asked(start, tmp_path, trained):

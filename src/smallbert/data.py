@@ -34,7 +34,7 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @property
+    @cached_property
     def lengths(self) -> np.ndarray:
         """The number of tokens of each sequence."""
         return np.diff(self.offsets)

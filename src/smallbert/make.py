@@ -150,6 +150,7 @@ def make_one(
     settings: dict[str, Any] = {"device": check_device(device), "work": place.work, "common": common}
     # A tiny random model learns nothing.
     settings |= {"key": start.fingerprint, "judge": kind == RESULT, "streams": streams, "states": states}
+    settings["said"] = None if alone else place.work.parent / "said"  # gone with all that is kept for a kill
     try:
         outcome = run_recipe(recipe, start.encoder, task, seed, say=say, **settings)
         if processes().is_main_process:

@@ -22,7 +22,7 @@ from smallbert.estimate import (
     phases_of,
     reads_of,
 )
-from smallbert.finished import find_finished, keep_finished, read_record
+from smallbert.finished import SAID, find_finished, keep_finished, read_record
 from smallbert.measuring.collapse import judge_result
 from smallbert.methods import METHODS, Method
 from smallbert.model.encoder import Encoder, fingerprint
@@ -78,6 +78,7 @@ class Setting:
     memory: dict[str, dict[str, Any]] | None = None
     states: Path | None = None
     stores: dict[Path, Store] | None = None
+    said: Path | None = None  # where runs that begin alike find what teachers said, if any does
     rows: Split | None = None  # those that a phase read last where it does not read the task's
     streams_of_rows: dict[str, Stream] = field(default_factory=dict)
 
@@ -119,6 +120,7 @@ def run_recipe(
     memory: dict[str, dict[str, Any]] | None = None,
     states: Path | None = None,
     stores: dict[Path, Store] | None = None,
+    said: Path | None = None,
 ) -> Outcome:
     """Make a new encoder by a recipe; the one given is not changed.
 
@@ -128,7 +130,9 @@ def run_recipe(
     `judge`, a model that knows nothing of the task is not called diverged. Runs on the same task and at the same
     length may share `streams`, an empty dictionary at first, so that texts become tokens once, and `memory`, so that a
     beginning they have in common is read from its folder once, and a folder of `states`, so that a frozen backbone
-    reads the texts once, and `stores`, so that what is in that folder is opened and checked once.
+    reads the texts once, and `stores`, so that what is in that folder is opened and checked once. What teachers say is
+    kept in a folder `said` where the recipe makes none, else beside the first beginning it has in common with others;
+    those who want just the same find it there.
     """
     recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
     device = device or str(processes().device)
@@ -136,13 +140,14 @@ def run_recipe(
     # Without a key of the caller's, what is kept in a work folder is told apart by the encoder itself.
     key = same_work(key or (fingerprint(encoder) if work else ""), task, seed, limit)
     tokens = {} if streams is None else streams
-    setting = Setting(task, seed, limit, say, work, key, pause, tokens, memory, states, stores)
     encoder = in_order_of(encoder, task)
     marks: dict[str, Encoder] = marks_at_first(encoder, task)
-    student = encoder.copy().to(device)
-    outcome = Outcome(student)
     phases = phases_of(recipe, encoder, task)
     texts = _so_far(phases)
+    said = _common_place(phases, texts, marks, common or {}, said)
+    setting = Setting(task, seed, limit, say, work, key, pause, tokens, memory, states, stores, said)
+    student = encoder.copy().to(device)
+    outcome = Outcome(student)
     own = [work / f"phase-{number}" if work is not None else None for number in range(len(phases))]
     places = [(common or {}).get(text) or place for text, place in zip(texts, own, strict=True)]
     _look_ahead(encoder, phases, texts, places, setting)
@@ -157,6 +162,23 @@ def run_recipe(
         outcome.diverged, note = judge_result(outcome.encoder, given, task, seed, limit, say)
         outcome.notes += [note] if note else []
     return outcome
+
+
+def _common_place(
+    phases: list[tuple[Method, ...]],
+    texts: list[str],
+    marks: Mapping[str, Encoder],
+    common: Mapping[str, Path],
+    said: Path | None,
+) -> Path | None:
+    """Where other runs find what the teachers of this one say; None where no other has such teachers."""
+    trained = [phase for phase in phases if any(method.trains for method in phase)]
+    if not any(becomes_teacher(phase, marks) for phase in trained) and not any(
+        m.name == "mark" for m in sum(phases, ())
+    ):
+        return said
+    begun = [common[text] for text in texts if text in common]
+    return begun[0].with_suffix(SAID) if begun else None
 
 
 def _look_ahead(
@@ -238,7 +260,7 @@ def _run_phase(
         with saying(setting.say), noting(phase.notes):
             _prepare(phase, setting)
         checkpoint = None if kept is None else kept.with_suffix(".checkpoint")
-        train(phase, setting.say, checkpoint, key, setting.pause, setting.states, setting.stores)
+        train(phase, setting.say, checkpoint, key, setting.pause, setting.states, setting.stores, setting.said)
         outcome.steps += phase.step
         steps = getattr(phase.settings, "steps", None)
         outcome.epochs += steps / phase.steps_an_epoch if steps else phase.settings.epochs

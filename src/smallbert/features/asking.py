@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from smallbert.errors import UserError
 from smallbert.features.building import Say, free_room
 from smallbert.features.cache import Cache, What
 from smallbert.features.parts import look_at_one, names_of, say_names, turns, why_not_kept
-from smallbert.features.plan import OF_TEXTS
+from smallbert.features.plan import OF_TEXTS, tokens_fingerprint
 from smallbert.features.store import many
 from smallbert.features.taught import Taught
 from smallbert.model.encoder import fingerprint_of_outputs
@@ -32,22 +33,25 @@ RESIDENT = 0.125  # of what is free on a GPU, the most that is taken
 
 
 @contextmanager
-def keep_taught(phase: Phase, place: Path | None, say: Say, shared: bool = False) -> Iterator[list[Taught]]:
+def keep_taught(
+    phase: Phase, place: Path | None, say: Say, shared: bool = False, said: Path | None = None
+) -> Iterator[list[Taught]]:
     """Ask every teacher of a phase about all texts beforehand, where that pays; the rest look at every step.
 
-    It is kept in the folder that the user named, or in `place`; without either in one that is gone when the phase ends.
+    It is kept in the folder that the user named, or in `said`, where runs find what others have asked that wanted just
+    the same, or in `place`; without any of them in a folder that is gone when the phase ends.
     """
     asked, teachers = phase.settings.cache, phase.teachers
     given = None if asked in ("auto", "none") else Path(asked).expanduser()
     with tempfile.TemporaryDirectory(prefix="smallbert-") as aside:
-        folder = given or place or Path(aside)
+        folder = given or said or place or Path(aside)
         try:
             for name, teacher in teachers.items():
                 if asked == "none" or not (teacher.scores or teacher.wanted):
                     continue
                 why = why_not(phase, teacher) or ("" if given else _does_not_pay(phase, teacher, shared))
                 if not why:
-                    teacher.kept, why = _keep(phase, name, teacher, folder, given is None, say)
+                    teacher.kept, why = _keep(phase, name, teacher, folder, given is None, folder == said, say)
                 if why:
                     phase.notes.append(f"the teacher {name!r} looked at every step: {why}")
             yield [teacher.kept for teacher in teachers.values() if teacher.kept is not None]
@@ -107,7 +111,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _keep(
-    phase: Phase, name: str, teacher: Teacher, folder: Path, unasked: bool, say: Say
+    phase: Phase, name: str, teacher: Teacher, folder: Path, unasked: bool, common: bool, say: Say
 ) -> tuple[Taught | None, str]:
     """What a teacher says of all texts, or why it cannot be kept."""
     from smallbert.training.teachers import view_of
@@ -125,6 +129,8 @@ def _keep(
     # Unasked, training must go as it does when the teacher looks; a folder that stays is better half as large.
     dtype, names = "float32" if unasked else "float16", names_of(wanted, turns(encoder))
     what = What(fingerprint_of_outputs(encoder), of, names, first, dtype)
+    if common:  # apart from what others want, so that no rounding depends on who came first
+        folder = folder / hashlib.sha256(f"{what} {tokens_fingerprint(tokens)}".encode()).hexdigest()[:16]
     cache = Cache(encoder, tokens, what, folder / what.teacher)
     need, (free, there) = cache.bytes_left, free_room(folder)
     if from_main(lambda: unasked and need > free * ROOM):

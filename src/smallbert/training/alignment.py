@@ -7,8 +7,8 @@ Everything is compared in float32 and comes in one of two shapes:
 
 Rows are products of queries and keys, for which a packed batch is spread out into sequences, without a loop and in
 shapes known beforehand, so that a recorded step can do it. Layers that are alike are compared at once, as heads of one,
-while their rows are small: a step of small kernels costs by their number. With KERNELS, a GPU compares rows tile by
-tile instead and never writes them.
+while their rows are small: a step of small kernels costs by their number. With KERNELS, a GPU compares the rows of a
+packed batch tile by tile instead and never writes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from smallbert.model.batch import Batch
 TINY = 1e-24  # beside squares
 AT_ONCE = 2**28  # bytes of rows that are compared together: of larger ones, each layer's memory is free for the next
 WIDEST = 256  # bytes of a head's vector that kernels take: more would not fit into a program's memory on small GPUs
-KERNELS = False  # until they have been seen on a GPU (tests/test_gpu.py, benchmarks/row_kernels.py)
+KERNELS = True  # False: as without a GPU, to compare (tests/test_gpu.py, benchmarks/row_kernels.py)
 
 
 # What is compared.

@@ -63,14 +63,16 @@ def train(
     pause: float = CHECKPOINT_SECONDS,
     states: Path | None = None,
     stores: dict[Path, Store] | None = None,
+    said: Path | None = None,
 ) -> None:
     """Train a phase to its end, from its last checkpoint in `work` if there is one; leaves the encoder in eval mode.
 
     Hidden states of a frozen backbone and what teachers say are kept beside the checkpoint, or in `states`, for other
-    runs to read them too; those of this process may share `stores` that are open.
+    runs to read them too; those of this process may share `stores` that are open. What teachers say is kept in `said`
+    where that is given, for other runs that want just the same.
     """
     place = states or (None if work is None else work.with_suffix(".states"))
-    with ready(phase, say, place, states is not None, stores) as plan:
+    with ready(phase, say, place, states is not None, stores, said) as plan:
         if work is not None and load_checkpoint(phase, work, key):
             phase.notes.append(f"went on from a checkpoint at step {phase.step}")
         pays = plan.states is None and pays_to_compile(phase.settings.compile, phase.total)
@@ -93,6 +95,7 @@ def ready(
     place: Path | None = None,
     shared: bool = False,
     stores: dict[Path, Store] | None = None,
+    said: Path | None = None,
 ) -> Iterator[_Plan]:
     """A phase with all that its first step needs: what is kept beforehand, a plan of its batches, an optimiser."""
     settings, stream, state = phase.settings, phase.stream, processes()
@@ -100,7 +103,7 @@ def ready(
         raise UserError("there is nothing to train on: the task has no training examples")
     phase.world, phase.total, phase.say = state.num_processes, phase.planned_steps, say
     with ExitStack() as held:
-        taught = held.enter_context(keep_taught(phase, place, say, shared))
+        taught = held.enter_context(keep_taught(phase, place, say, shared, said))
         phase.teachers.get_ready()
         layout = choose_layout(phase, stream)
         phase.packed = layout.packed
