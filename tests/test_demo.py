@@ -40,7 +40,7 @@ def test_demo(small, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("scale", [demo.FULL, demo.QUICK], ids=["full", "quick"])
 def test_all_recipes_begin_with_the_one_baseline(scale):
-    from smallbert.run import beginnings
+    from smallbert.likeness import beginnings
 
     entries, words = demo.demo_entries(scale)
     assert len(entries) == len(words) >= 7 and entries[0].preset == "baseline"

@@ -22,6 +22,7 @@ from smallbert.cli import main
 from smallbert.errors import UserError
 from smallbert.files import alone_in, write_json
 from smallbert.jobs import WorkerLost
+from smallbert.likeness import beginnings
 from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.convergence import find_convergence
 from smallbert.measuring.findings import Result, conclude, gather, marks_by_chance, pair_up
@@ -33,7 +34,7 @@ from smallbert.recipe import Recipe
 from smallbert.report.sheets import About, seeds_sheet
 from smallbert.report.sizes import have_sizes, points_of
 from smallbert.report.study import make_report, to_json, to_markdown, troubles, write_study
-from smallbert.run import beginnings, run_recipe
+from smallbert.run import run_recipe
 from smallbert.runs import make_piece, run_study
 
 FIRST = "finetune(epochs=1, lr=1e-3, batch=16)"
@@ -138,8 +139,9 @@ def test_runs_go_seed_by_seed_and_share_beginnings(start, tmp_path, trained):
     assert same["scores"] == alone["scores"]  # a shared beginning changes nothing
 
 
-TAUGHT = "distill + train(epochs=2, lr=1e-3, batch=16)"
-PULLED = f"align('first') + {TAUGHT}"  # which wants more of the teacher
+LESSON = "distill + train(epochs=2, lr=1e-3, batch=16)"
+OTHER = LESSON.replace("distill", "distill(alpha=0.5)")
+PULLED = f"align('first') + {LESSON}"  # which wants more of the teacher
 
 
 def words_of(out, teacher="latest"):
@@ -151,7 +153,7 @@ def words_of(out, teacher="latest"):
 
 
 def test_a_teacher_is_asked_once_for_all_runs_behind_one_beginning(start, tmp_path, trained):
-    recipes = [f"{FIRST} | {rest}" for rest in (TAUGHT, f"drop_layers(1) | {TAUGHT}", PULLED, f"mark('a') | {TAUGHT}")]
+    recipes = [f"{FIRST} | {rest}" for rest in (LESSON, f"drop_layers(1) | {LESSON}", PULLED, OTHER)]
     asked, bench = make_study(start, tmp_path, "; ".join(recipes), names="a; b; c; d", seeds=(9,))
     run_study(asked, bench)
     asked_for, cards = words_of(tmp_path)
@@ -167,12 +169,32 @@ def test_a_teacher_is_asked_once_for_all_runs_behind_one_beginning(start, tmp_pa
         assert alone["scores"] == card["scores"] and "looked once" in "; ".join(alone["trained"]["notes"])
 
 
+def test_a_mark_that_nothing_names_parts_no_beginnings(start, tmp_path, trained):
+    task = toy_task("classify", 24)
+    texts = lambda recipe: beginnings(Recipe(recipe), start.encoder, task)  # noqa: E731
+    plain, marked = texts(f"{FIRST} | drop_layers(1)"), texts(f"mark('a') | {FIRST} | mark('b') | drop_layers(1)")
+    assert list(marked) == list(plain) and list(plain.values()) == [False, True, False]
+    # Who teaches depends on where it was marked, and what is trained beside a mark is not left out with it.
+    early, late = f"{FIRST} | mark('a') | drop_layers(1) | ", f"{FIRST} | drop_layers(1) | mark('a') | "
+    taught = "distill(teacher='a') + train(epochs=1)"
+    assert list(texts(early + taught))[-1] != list(texts(late + taught))[-1]
+    assert list(texts(early + "quantize")) == list(texts(late + "quantize"))
+    assert list(texts(f"{FIRST} + mark('a')")) != list(texts(""))
+    recipes = f"{FIRST} | {LESSON}; mark('a') | {FIRST} | rewind('a') | {LESSON}"
+    asked, bench = make_study(start, tmp_path, recipes, names="a; b", seeds=(9,))
+    run_study(asked, bench)
+    assert trained == ["finetune", "distill + train", "distill + train"]
+    alone = make.make_one(asked.arms[1].recipe, start, bench.tasks["classify"], 9, tmp_path / "own", seconds=0)
+    (same,) = [card for card in load_cards(tmp_path, (MACHINERY_CHECK,)) if card["preset"] == "b"]
+    assert same["scores"] == alone["scores"]
+
+
 def test_a_teacher_that_was_given_is_asked_once_for_all_seeds(start, tmp_path):
     task = toy_task("classify", 24)
     known = run_recipe(FIRST, start.encoder, task).encoder
     given = make.Start(known, "tuned", fingerprint(known))
     chain = "distill(alpha=0.5) + train(epochs=2) | mark('b') | distill(teacher='b') + train(epochs=2)"
-    asked, bench = make_study(given, tmp_path, f"drop_layers(1) | {TAUGHT}; {TAUGHT}; {chain}", names="a; b; c")
+    asked, bench = make_study(given, tmp_path, f"drop_layers(1) | {LESSON}; {LESSON}; {chain}", names="a; b; c")
     run_study(asked, bench)
     asked_for, _ = words_of(tmp_path)
     own = {("c", 9), ("c", 25)}  # whose teachers are not all the same

@@ -13,13 +13,13 @@ from smallbert.data import usable_length
 from smallbert.errors import UserError
 from smallbert.files import write_folder, write_json
 from smallbert.finished import PHASE, SAID
+from smallbert.likeness import beginnings, same_work
 from smallbert.make import Place, Start, find_place, work_key
 from smallbert.measuring.card import RESULT
 from smallbert.measuring.pruned import note_zeros
 from smallbert.measuring.shelf import load_card
 from smallbert.processes import processes
 from smallbert.recipe import Recipe
-from smallbert.run import beginnings, same_work
 
 if TYPE_CHECKING:
     from smallbert.tasks import Task

@@ -20,9 +20,9 @@ from smallbert.estimate import (
     is_of_task,
     marks_at_first,
     phases_of,
-    reads_of,
 )
-from smallbert.finished import SAID, find_finished, keep_finished, read_record
+from smallbert.finished import find_finished, keep_finished, read_record
+from smallbert.likeness import common_place, same_work, texts_so_far
 from smallbert.measuring.collapse import judge_result
 from smallbert.methods import METHODS, Method
 from smallbert.model.encoder import Encoder, fingerprint
@@ -143,8 +143,8 @@ def run_recipe(
     encoder = in_order_of(encoder, task)
     marks: dict[str, Encoder] = marks_at_first(encoder, task)
     phases = phases_of(recipe, encoder, task)
-    texts = _so_far(phases)
-    said = _common_place(phases, texts, marks, common or {}, said)
+    texts = texts_so_far(phases)
+    said = common_place(phases, texts, marks, common or {}, said)
     setting = Setting(task, seed, limit, say, work, key, pause, tokens, memory, states, stores, said)
     student = encoder.copy().to(device)
     outcome = Outcome(student)
@@ -162,23 +162,6 @@ def run_recipe(
         outcome.diverged, note = judge_result(outcome.encoder, given, task, seed, limit, say)
         outcome.notes += [note] if note else []
     return outcome
-
-
-def _common_place(
-    phases: list[tuple[Method, ...]],
-    texts: list[str],
-    marks: Mapping[str, Encoder],
-    common: Mapping[str, Path],
-    said: Path | None,
-) -> Path | None:
-    """Where other runs find what the teachers of this one say; None where no other has such teachers."""
-    trained = [phase for phase in phases if any(method.trains for method in phase)]
-    if not any(becomes_teacher(phase, marks) for phase in trained) and not any(
-        m.name == "mark" for m in sum(phases, ())
-    ):
-        return said
-    begun = [common[text] for text in texts if text in common]
-    return begun[0].with_suffix(SAID) if begun else None
 
 
 def _look_ahead(
@@ -200,27 +183,6 @@ def _look_ahead(
             return
     if any(trains[:-1]):
         foresee(encoder, phases, setting.task, marks_at_first(encoder, setting.task))
-
-
-def same_work(key: str, task: Task | None, seed: int, length: int) -> str:
-    """What two runs have in common if equal beginnings of their recipes give equal weights."""
-    return f"{key} {task and task.fingerprint} seed {seed} length {length}"
-
-
-def beginnings(recipe: Recipe, encoder: Encoder, task: Task | None) -> dict[str, bool]:
-    """The recipe written out up to and with each phase, and whether that phase trains; equal texts are equal work.
-
-    {"head(…)": False, "head(…) | finetune(…)": True, "head(…) | finetune(…) | quantize(…)": False}
-    """
-    phases = phases_of(recipe, in_order_of(encoder, task), task)
-    return {text: any(m.trains for m in phase) for text, phase in zip(_so_far(phases), phases, strict=True)}
-
-
-def _so_far(phases: list[tuple[Method, ...]]) -> list[str]:
-    """For each phase the text of the recipe up to and with it, and of what files it reads."""
-    both = [zip(phase, reads, strict=True) for phase, reads in zip(phases, reads_of(phases), strict=True)]
-    texts = [" + ".join(f"{method.key()}{read}" for method, read in one) for one in both]
-    return [" | ".join(texts[: number + 1]) for number in range(len(texts))]
 
 
 def _run_phase(

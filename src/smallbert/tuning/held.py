@@ -17,13 +17,13 @@ from smallbert.data import STUDENT, Stream, tokenise, usable_length
 from smallbert.features.frozen import Frozen, keep_states
 from smallbert.features.store import Store
 from smallbert.files import shared_folder
+from smallbert.likeness import beginnings
 from smallbert.make import Say, Start, quiet
 from smallbert.measuring.evaluate import decide, read_scores
 from smallbert.measuring.metrics import score
 from smallbert.methods import METHODS
 from smallbert.model.encoder import Encoder
 from smallbert.recipe import Recipe
-from smallbert.run import beginnings
 from smallbert.tasks import Task
 from smallbert.tasks.derived import without_dev
 from smallbert.training.phase import Phase

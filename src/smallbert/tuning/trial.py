@@ -15,10 +15,11 @@ from smallbert.data import Stream
 from smallbert.errors import RunError
 from smallbert.features.frozen import why_not
 from smallbert.files import is_full_disk
+from smallbert.likeness import beginnings
 from smallbert.make import Say, Start, quiet, why_of
 from smallbert.methods import Method
 from smallbert.recipe import Phase, Recipe
-from smallbert.run import beginnings, run_recipe
+from smallbert.run import run_recipe
 from smallbert.sharing import is_trouble_of_the_process
 from smallbert.tasks import Task
 from smallbert.training.phase import BACKBONE
