@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import pickle
 import re
 import shlex
 import signal
@@ -35,7 +36,7 @@ from smallbert.report.sheets import About, seeds_sheet
 from smallbert.report.sizes import have_sizes, points_of
 from smallbert.report.study import make_report, to_json, to_markdown, troubles, write_study
 from smallbert.run import run_recipe
-from smallbert.runs import make_piece, run_study
+from smallbert.runs import _prepare, make_piece, run_study
 
 FIRST = "finetune(epochs=1, lr=1e-3, batch=16)"
 PLAIN, MIXED = f"{FIRST} | magnitude(0.5) + train(epochs=1)", f"{FIRST} | mix_layers | magnitude(0.5) + train(epochs=1)"
@@ -315,6 +316,25 @@ def trainings(folder):
     for line in (folder / "trained").read_text().splitlines():
         found.setdefault(line.split(": ")[0], []).append(line.split(": ")[1])
     return found
+
+
+@pytest.mark.parametrize("kind", ["classify", "answer"])
+def test_workers_are_given_the_tokens_that_their_runs_look_for(kind, start, tmp_path, monkeypatch):
+    asked, bench = make_study(start, tmp_path, f"quantize; {FIRST}", (kind,), names="a; b", length=16)
+    given, told = [], []
+    monkeypatch.setattr("smallbert.runs.run_jobs", lambda jobs, prepare, *_: given.append(prepare))
+    run_study(asked, bench, 2, say=lambda *one: told.append(one[0]))
+    ((_, streams),) = (prepare.args for prepare in given)
+    assert f"tokenising {kind}" in told
+    again = study.Bench(start, bench.tasks)
+    monkeypatch.setattr("smallbert.runs.open_bench", lambda *_: again)
+    monkeypatch.setattr("smallbert.run.tokenise", None)  # none is left to be made
+    work = _prepare(asked, pickle.loads(pickle.dumps(streams)))
+    for piece in (piece for job in study.plan(asked, bench) for piece in job):
+        work(piece)
+    assert [result.status for result in study.results_of(asked, bench)] == ["ok"] * 4, study.results_of(asked, bench)
+    run_study(replace(asked, arms=asked.arms[:1], out=tmp_path / "untrained"), bench, 2)
+    assert given[1].args[1] == {}
 
 
 @pytest.mark.slow  # starts processes, each of which takes seconds to import

@@ -84,7 +84,7 @@ def _unpack_slowly(folder: Path):
     time.sleep(60)
 
 
-def prepare_watched(plan: dict, asked):
+def prepare_watched(plan: dict, asked, streams):
     """The work of a study whose trainings are noted as "methods process", and met or killed as planned.
 
     {"magnitude + train": 2} waits for a second process that trains; {"distill + train": 0} is killed the first time
@@ -104,7 +104,7 @@ def prepare_watched(plan: dict, asked):
         return real(phase, *rest)
 
     run.train = train
-    return runs._prepare(asked)
+    return runs._prepare(asked, streams)
 
 
 def broken():

@@ -124,14 +124,19 @@ def tokenizer_key(tokenizer: Any) -> str:
     return json.dumps({name: part for name, part in parts.items() if name not in ("truncation", "padding")})
 
 
+def stream_name(tokenizer: Any, length: int) -> str:
+    """What tells streams of the same rows apart."""
+    return f"{length} {tokenizer_key(tokenizer)}"
+
+
 def tokenise(
-    tokenizer: Any, split: Split, kind: str, length: int, say: Callable[[int, int], None] | None = None
+    tokenizer: Any, split: Split, kind: str, length: int, say: Callable[[int, int], None] = lambda done, total: None
 ) -> Stream:
     """Turn a split into token numbers; texts longer than `length` are cut, and counted."""
     if tokenizer is None:
         raise UserError("this model folder has no tokenizer; put tokenizer.json beside its weights")
     if kind == "answer":
-        return _tokenise_answers(tokenizer, split, length)
+        return _tokenise_answers(tokenizer, split, length, say)
     ids: list[np.ndarray] = []
     types: list[np.ndarray] = []
     tags: list[np.ndarray] = []
@@ -157,8 +162,7 @@ def tokenise(
             words.extend(begun)
             rows = zip(begun, split.labels[some], split.texts[some], strict=True)
             tags.extend(_token_tags(row, labels or [UNKNOWN] * len(text)) for row, labels, text in rows)
-        if say is not None:
-            say(min(start + step, len(split)), len(split))
+        say(min(start + step, len(split)), len(split))
     whole, none = (np.float32, np.nan) if kind == "regress" else (np.int64, UNKNOWN)
     known = [none if label is None else label for label in split.labels]
     made = np.concatenate(tags) if kind == "tag" else np.asarray(known, dtype=whole)
@@ -167,14 +171,14 @@ def tokenise(
     return Stream({STUDENT: tokens}, made, kind, cut=cut, notes=notes)
 
 
-def _tokenise_answers(tokenizer: Any, split: Split, length: int) -> Stream:
+def _tokenise_answers(tokenizer: Any, split: Split, length: int, say: Callable[[int, int], None]) -> Stream:
     from smallbert.tasks.answers import windows
 
     missing = np.array([label is None for label in split.labels])
     if missing.any():
         known = [label or {"text": [], "answer_start": []} for label in split.labels]
         split = replace(split, labels=known)
-    found = windows(tokenizer, split, length)
+    found = windows(tokenizer, split, length, say=say)
     tokens = _end_to_end(
         [np.asarray(x, np.int32) for x in found.input_ids], [np.asarray(x, np.uint8) for x in found.token_type_ids]
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smallbert.answering import in_order_of
-from smallbert.data import STUDENT, Stream, longest_input, tokenise, tokenizer_key, usable_length
+from smallbert.data import STUDENT, Stream, longest_input, stream_name, tokenise, usable_length
 from smallbert.errors import UserError
 from smallbert.estimate import (
     LATEST,
@@ -93,7 +93,7 @@ class Setting:
         if self.task is None:
             raise UserError("this recipe trains, so it needs a task: give --task")
         streams, length = self.streams if rows is None else self.streams_of_rows, length or self.length
-        name = f"{length} {tokenizer_key(tokenizer)}"
+        name = stream_name(tokenizer, length)
         if name not in streams:
             read = self.task.split("train") if rows is None else rows
             report = lambda done, total: self.say("tokenising", done, total, "")  # noqa: E731

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from smallbert.beginnings import forget
+from smallbert.data import Stream, stream_name, tokenise, usable_length
 from smallbert.errors import UserError
 from smallbert.estimate import look_ahead, without_weights
 from smallbert.files import alone_in
@@ -73,7 +74,7 @@ def _run(
     workers = min(jobs or default_jobs(study.device), len(left))
     if workers > 1:
         show = lambda running: say(*_combined(study, running, total - len(left), total))  # noqa: E731
-        return _run_in_workers(study, bench, waiting, workers, finished, show)
+        return _run_in_workers(study, bench, waiting, workers, finished, say, show)
     for piece in list(left):
         title = f"run {total - len(left) + 1} of {total}, {_short(study, piece)}"
         make_piece(study, bench, True, piece, lambda stage, *rest, t=title: say(f"{t}: {stage}", *rest))
@@ -112,17 +113,37 @@ def _run_in_workers(
     jobs: list[list[Piece]],
     workers: int,
     finished: Callable[..., None],
+    say: Say,
     show: Callable[..., None],
 ) -> None:
+    streams = _tokenise(study, bench, [piece for job in jobs for piece in job], say)
     show([])
     with shared_machine(workers, study.device) as environment:
         parting = partial(part, study, bench)
-        run_jobs(jobs, partial(_prepare, study), workers, finished, show, environment, parting)
+        run_jobs(jobs, partial(_prepare, study, streams), workers, finished, show, environment, parting)
 
 
-def _prepare(study: Study) -> Callable[..., None]:
+def _tokenise(study: Study, bench: Bench, pieces: Sequence[Piece], say: Say) -> dict[str, dict[str, Stream]]:
+    """The tokens of tasks that something trains on: made once by all cores, and not by each worker with its few."""
+    encoder, found = bench.start.encoder, dict[str, dict[str, Stream]]()
+    for name in dict.fromkeys(piece.task for piece in pieces if _trains(study.arms[piece.arm].recipe)):
+        task, tokenizer = bench.tasks[name], encoder.tokenizer
+        if tokenizer is not None:  # else each run says so
+            length = usable_length(encoder, None, task)
+            report = lambda done, total, name=name: say(f"tokenising {name}", done, total, "")  # noqa: E731
+            made = tokenise(tokenizer, task.split("train"), task.kind, length, report)
+            found[name] = {stream_name(tokenizer, length): made}
+    return found
+
+
+def _trains(recipe: Recipe) -> bool:
+    return any(phase.trains for phase in recipe.phases())
+
+
+def _prepare(study: Study, streams: dict[str, dict[str, Stream]]) -> Callable[..., None]:
     """In a worker: read all that runs need, once."""
     bench = open_bench(study, lambda text: None)
+    bench.streams |= streams
     return partial(make_piece, study, bench, False)
 
 

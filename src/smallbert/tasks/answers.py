@@ -1,6 +1,6 @@
 """Questions on a text: long contexts cut into overlapping windows, and the best answer found over all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,14 @@ class Windows:
         return len(self.input_ids)
 
 
-def windows(tokenizer: Any, split: Split, length: int, stride: int = 128, with_answers: bool = True) -> Windows:
+def windows(
+    tokenizer: Any,
+    split: Split,
+    length: int,
+    stride: int = 128,
+    with_answers: bool = True,
+    say: Callable[[int, int], None] = lambda done, total: None,
+) -> Windows:
     """Cut every context into windows of at most `length` tokens that share `stride` tokens with the one before."""
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(f"{type(tokenizer).__name__} gives no offsets; answering questions needs a fast tokenizer")
@@ -70,6 +77,7 @@ def windows(tokenizer: Any, split: Split, length: int, stride: int = 128, with_a
         found.context.extend(
             np.array([part == 1 for part in batch.sequence_ids(row)]) for row in range(len(batch["input_ids"]))
         )
+        say(min(begin + CHUNK, len(split)), len(split))
     spans = np.zeros((len(found), 2), dtype=np.int64)
     if with_answers:
         for window, row in enumerate(example):
