@@ -23,7 +23,7 @@ echo "best rate: $best of the preset's"
 case $what in
 sst2) settings=(--presets trimmed20,trimmed10,trimmed3) ;;
 snli) settings=(--presets trimmed20,trimmed10 --teacher "finetune(epochs=3, lr=5e-5, batch=128)" --epochs 4) ;;
-qqp) settings=(--presets trimmed20,trimmed10 --teacher "finetune(epochs=2, lr=5e-5, batch=256)" --epochs 3 --batch 256) ;;
+qqp) settings=(--presets trimmed20,trimmed10,trimmed3 --teacher "finetune(epochs=2, lr=5e-5, batch=256)" --epochs 3 --batch 256) ;;
 *) echo "unknown study: $what"; exit 2 ;;
 esac
 students --task "$what" --out "$out/$what" --rates "$best" "${settings[@]}"

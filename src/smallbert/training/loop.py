@@ -52,7 +52,7 @@ def choose_layout(phase: Phase, stream: Stream) -> Layout:
         return Layout(True, longest, grain=256 if tokens < 4096 else 1024)  # few shapes to record, and little filler
     if wanted:
         phase.notes.append(f"{unpackable[0]} attention cannot be packed: length buckets instead")
-    return Layout(False, longest, multiple=16 if cuda else 1)
+    return Layout(False, longest, multiple=8 if cuda else 1)  # few shapes to record, and such as kernels like
 
 
 def train(
