@@ -3,7 +3,7 @@
     python benchmarks/gpu_parts.py --parts 10,20,25,28,33,40,50,66,100 --out results/shared_gpu
 
 Under one MPS server a process for each part, some at a time, trains a model of random weights on random labels, where
-every loss should be finite. Of the first part where one is not, and of the first where all are, a few steps are taken
+every loss should be finite. Of the first part where all are, and of the first where one is not, a few steps are taken
 once more, and each operation that torch tells of is done on the CPU as well, with what it was given; those that differ
 are named, the first first. What cannot be done on a CPU, kernels of our own among it, is counted, and looked at for nan
 alone.
@@ -90,7 +90,7 @@ def _differ(one: Tensor, other: Tensor) -> bool:
     if mine.shape != wanted.shape or not mine.numel():
         return mine.shape != wanted.shape
     if one.dtype != other.dtype:  # what a layer norm keeps for its way back, which a CPU rounds
-        return False
+        return bool(mine.isfinite().all() != wanted.isfinite().all())
     apart = torch.where(mine == wanted, 0.0, mine - wanted).abs().max()  # infinities may be equal
     largest = wanted.abs().where(wanted.isfinite(), 0.0).max()
     return not bool(apart <= NEAR.get(one.dtype, 1e-3) * largest + 1e-6)
@@ -120,7 +120,7 @@ def ask(kind: str, look: bool, environment: dict[str, str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """All parts, a line each; then a closer look at the first that is broken."""
+    """All parts, a line each; then a closer look at the first that is sound and the first that is broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--parts", default="10,20,25,28,33,40,50,66,100", help="per cent of the GPU for a process")
@@ -143,8 +143,8 @@ def main() -> None:
             rows.append({"per_cent": int(part)} | answer.result())
             print(rows[-1], flush=True)
         looks = {}
-        for wanted in (False, True):
-            row = next((row for row in rows if "failed" not in row and bool(row["broken_losses"]) == wanted), None)
+        for broken in (False, True):
+            row = next((row for row in rows if "failed" not in row and bool(row["broken_losses"]) == broken), None)
             if row is not None:
                 part = str(row["per_cent"])
                 looks[part] = ask(chosen.kind, True, served | {GPU_PART: part})

@@ -7,7 +7,7 @@ package's own loop. Alone: milliseconds a step, and seconds until the first 150 
 included. Together: so many processes of one kind at once, under MPS where there is one; steps a second are those of
 all, counted from when all are warm. With `--parts 100,50,25` only that, with so many per cent of the GPU for each
 process, on texts of SNLI's lengths. With `--profile KIND` the kernels of one kind, most costly first, how long a step
-of it takes and how long its batch on the CPU, and nothing else.
+of it takes, and nothing else.
 """
 
 from __future__ import annotations

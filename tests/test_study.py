@@ -143,31 +143,62 @@ def test_runs_go_seed_by_seed_and_share_beginnings(start, tmp_path, trained):
 LESSON = "distill + train(epochs=2, lr=1e-3, batch=16)"
 OTHER = LESSON.replace("distill", "distill(alpha=0.5)")
 PULLED = f"align('first') + {LESSON}"  # which wants more of the teacher
+COPIED = f"augment(copies=1, ways={{'grams': 0.5}}) + {LESSON}"  # which has more texts
 
 
-def words_of(out, teacher="latest"):
-    """For each arm of a finished study, how often a teacher had been asked before."""
+def words_of(out):
+    """For each arm and seed of a study, how its teacher was asked."""
     cards = load_cards(out, (MACHINERY_CHECK,))
-    told = {(card["preset"], card["seed"]): "; ".join(card["trained"]["notes"]) for card in cards}
-    assert all(f"the teacher {teacher!r} " in notes for notes in told.values())
-    return {key: ("looked once", "had looked")["had looked" in notes] for key, notes in told.items()}, cards
+    notes = {(card["preset"], card["seed"]): "; ".join(card["trained"]["notes"]) for card in cards}
+    said = re.compile(r"the teacher '[^']*' (had looked at each text before|looked once at each text(?: of which)?)")
+    return {key: [found.group(1) for found in said.finditer(told)] for key, told in notes.items()}
 
 
-def test_a_teacher_is_asked_once_for_all_runs_behind_one_beginning(start, tmp_path, trained):
-    recipes = [f"{FIRST} | {rest}" for rest in (LESSON, f"drop_layers(1) | {LESSON}", PULLED, OTHER)]
-    asked, bench = make_study(start, tmp_path, "; ".join(recipes), names="a; b; c; d", seeds=(9,))
+ONCE, BEFORE = ["looked once at each text"], ["had looked at each text before"]
+
+
+def test_scores_are_asked_for_once_and_numbers_are_those_of_runs_alone(start, tmp_path):
+    recipes = [f"{FIRST} | {rest}" for rest in (PULLED, COPIED, LESSON, f"drop_layers(1) | {LESSON}", OTHER)]
+    asked, bench = make_study(start, tmp_path / "all", "; ".join(recipes), names="a; b; c; d; e", keep_models=True)
     run_study(asked, bench)
-    asked_for, cards = words_of(tmp_path)
-    assert asked_for == {
-        ("a", 9): "looked once",
-        ("b", 9): "had looked",
-        ("c", 9): "looked once",
-        ("d", 9): "had looked",
-    }
-    assert [path.name for path in tmp_path.iterdir()] == ["cards"]
-    for card in cards:  # with words of its own a run ends the same
-        alone = make.make_one(card["recipe"], start, bench.tasks["classify"], 9, tmp_path / "own", seconds=0)
-        assert alone["scores"] == card["scores"] and "looked once" in "; ".join(alone["trained"]["notes"])
+    told = words_of(tmp_path / "all")
+    for seed in asked.seeds:
+        assert [told[arm, seed] for arm in "abcde"] == [ONCE, ONCE, ONCE, BEFORE, BEFORE]
+    assert {path.name for path in asked.out.iterdir()} == {"cards", "models"}
+    for recipe in recipes:
+        make.make_one(recipe, start, bench.tasks["classify"], 9, tmp_path / "own", kind=MACHINERY_CHECK, seconds=0)
+    alone = list((tmp_path / "own" / "models").iterdir())
+    assert len(alone) == 5 and not (tmp_path / "own" / "work" / "said").exists()
+    for model in alone:
+        assert is_same_state(load_folder(model), load_folder(asked.out / "models" / model.name))
+
+
+def test_a_given_teacher_is_asked_once_for_all_seeds(start, tmp_path, monkeypatch):
+    task = toy_task("classify", 24)
+    known = run_recipe(FIRST, start.encoder, task).encoder
+    given = make.Start(known, "tuned", fingerprint(known))
+    kept = LESSON.replace("batch=16", f"batch=16, cache='{tmp_path / 'words'}'")
+    asked, bench = make_study(given, tmp_path / "out", f"drop_layers(1) | {LESSON}; {LESSON}; {kept}", names="a; b; c")
+    run_study(asked, bench)
+    told = words_of(asked.out)
+    assert [told[key] for key in (("a", 9), ("b", 9), ("a", 25), ("b", 25))] == [ONCE, *[BEFORE] * 3]
+    assert [told["c", seed] for seed in asked.seeds] == [ONCE, BEFORE]
+    assert len(list((tmp_path / "words").iterdir())) == 1
+    monkeypatch.setattr("smallbert.features.asking.LITTLE", 4 * 2 * 24 - 1)  # what is larger goes with its run
+    asked = replace(asked, out=tmp_path / "large", arms=asked.arms[:2])
+    run_study(asked, bench)
+    assert list(words_of(asked.out).values()) == [ONCE] * 4
+
+
+def test_what_a_kill_has_left_behind_the_last_card_is_taken_away(start, tmp_path):
+    asked, bench = make_study(start, tmp_path, FIRST, seeds=[0])
+    run_study(asked, bench)
+    (tmp_path / "work" / "said").mkdir(parents=True)
+    with alone_in(tmp_path):
+        run_study(asked, bench)  # somebody else may be at it
+        assert (tmp_path / "work").exists()
+    run_study(asked, bench)
+    assert not (tmp_path / "work").exists()
 
 
 def test_a_mark_that_nothing_names_parts_no_beginnings(start, tmp_path, trained):
@@ -188,19 +219,6 @@ def test_a_mark_that_nothing_names_parts_no_beginnings(start, tmp_path, trained)
     alone = make.make_one(asked.arms[1].recipe, start, bench.tasks["classify"], 9, tmp_path / "own", seconds=0)
     (same,) = [card for card in load_cards(tmp_path, (MACHINERY_CHECK,)) if card["preset"] == "b"]
     assert same["scores"] == alone["scores"]
-
-
-def test_a_teacher_that_was_given_is_asked_once_for_all_seeds(start, tmp_path):
-    task = toy_task("classify", 24)
-    known = run_recipe(FIRST, start.encoder, task).encoder
-    given = make.Start(known, "tuned", fingerprint(known))
-    chain = "distill(alpha=0.5) + train(epochs=2) | mark('b') | distill(teacher='b') + train(epochs=2)"
-    asked, bench = make_study(given, tmp_path, f"drop_layers(1) | {LESSON}; {LESSON}; {chain}", names="a; b; c")
-    run_study(asked, bench)
-    asked_for, _ = words_of(tmp_path)
-    own = {("c", 9), ("c", 25)}  # whose teachers are not all the same
-    assert {key for key, how in asked_for.items() if how == "looked once"} == {("a", 9), *own}
-    assert [path.name for path in tmp_path.iterdir()] == ["cards"]
 
 
 def test_finished_runs_are_not_made_again_and_failed_ones_only_if_asked(start, tmp_path, trained):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from smallbert.data import usable_length
 from smallbert.errors import UserError
 from smallbert.files import write_folder, write_json
-from smallbert.finished import PHASE, SAID
+from smallbert.finished import PHASE
 from smallbert.likeness import beginnings, same_work
 from smallbert.make import Place, Start, find_place, work_key
 from smallbert.measuring.card import RESULT
@@ -65,7 +65,7 @@ def is_made(folder: Path) -> bool:
 def forget(common: Mapping[str, Path]) -> None:
     """Delete beginnings that nobody needs any more, and what is left of those that came to nothing."""
     for folder in common.values():
-        for path in (folder, *(folder.with_suffix(beside) for beside in (".checkpoint", ".states", SAID))):
+        for path in (folder, folder.with_suffix(".checkpoint"), folder.with_suffix(".states")):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -24,6 +24,7 @@ from smallbert.make import (
     quiet,
     tiny_start,
     why_of,
+    words_of_all,
     work_key,
     write_card,
 )
@@ -118,6 +119,7 @@ def compare(
                 again=again,
                 seconds=FIRST_LOOK,
                 common=common,
+                said=words_of_all(out),
             )
             cards.append(card)
             show(list(cards))

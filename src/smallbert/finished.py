@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 PHASE = "phase.json"  # in the folder of a finished phase
 MAY_BE_GONE = "(?: of [0-9a-f]{16}(?: [0-9a-f]{16})?)?"  # what a method has read, behind its settings
-SAID = ".said"  # behind its name: what teachers say, for all who go on from there
 REMEMBERED = 4  # beginnings that runs of one process hold in memory
 
 

@@ -1,14 +1,11 @@
-"""What makes pieces of work alike: recipes that begin with the same training, and runs that ask teachers the same."""
+"""What makes pieces of work alike: recipes that begin with the same training."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smallbert.answering import in_order_of
-from smallbert.estimate import becomes_teacher, phases_of, reads_of
-from smallbert.finished import SAID
+from smallbert.estimate import phases_of, reads_of
 from smallbert.methods import Method
 from smallbert.model.encoder import Encoder
 from smallbert.recipe import Recipe
@@ -49,20 +46,3 @@ def _without_unused_marks(texts: list[str], labels: list[list[str]]) -> list[str
     """The texts of phases, those out that are marks by these labels of which no other text knows."""
     others = " ".join(text for text, own in zip(texts, labels, strict=True) if not own)
     return [text for text, own in zip(texts, labels, strict=True) if not own or any(label in others for label in own)]
-
-
-def common_place(
-    phases: list[tuple[Method, ...]],
-    texts: list[str],
-    marks: Mapping[str, Encoder],
-    common: Mapping[str, Path],
-    said: Path | None,
-) -> Path | None:
-    """Where other runs find what the teachers of this one say; None where no other has such teachers."""
-    trained = [phase for phase in phases if any(method.trains for method in phase)]
-    if not any(becomes_teacher(phase, marks) for phase in trained) and not any(
-        m.name == "mark" for m in sum(phases, ())
-    ):
-        return said
-    begun = [common[text] for text in texts if text in common]
-    return begun[0].with_suffix(SAID) if begun else None

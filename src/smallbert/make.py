@@ -106,6 +106,11 @@ def find_place(out: Path | str, key: str, alone: bool = False) -> Place:
     return Place(out / "models" / key, out / "cards" / f"{key}.json", out / "work" / key)
 
 
+def words_of_all(out: Path | str) -> Path:
+    """Where runs of one folder find the scores that teachers gave, as long as any of them is made."""
+    return Path(out) / "work" / "said"
+
+
 def make_one(
     recipe: Recipe | str,
     start: Start,
@@ -129,12 +134,14 @@ def make_one(
     raising: Callable[[Exception], bool] = lambda error: False,
     streams: dict[str, Stream] | None = None,
     states: Path | None = None,
+    said: Path | None = None,
 ) -> Card:
     """Make and measure one model, or give its card if it was made before.
 
     The card lands in out/cards, the model in out/models (or nowhere); `alone`, both in `out` itself. A run that fails
     raises, or with `keep_going` becomes a card that says why, unless the error is one for `raising`; `again`
-    tries failed ones once more. Without `seconds` to spend nothing is timed. Runs may share `states`, as in run_recipe.
+    tries failed ones once more. Without `seconds` to spend nothing is timed. Runs may share `states` and what is
+    `said`, as in run_recipe.
     """
     recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
     if seed < 0:
@@ -149,8 +156,7 @@ def make_one(
     _check_writable(out, place)
     settings: dict[str, Any] = {"device": check_device(device), "work": place.work, "common": common}
     # A tiny random model learns nothing.
-    settings |= {"key": start.fingerprint, "judge": kind == RESULT, "streams": streams, "states": states}
-    settings["said"] = None if alone else place.work.parent / "said"  # gone with all that is kept for a kill
+    settings |= {"key": start.fingerprint, "judge": kind == RESULT, "streams": streams, "states": states, "said": said}
     try:
         outcome = run_recipe(recipe, start.encoder, task, seed, say=say, **settings)
         if processes().is_main_process:

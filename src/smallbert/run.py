@@ -22,7 +22,7 @@ from smallbert.estimate import (
     phases_of,
 )
 from smallbert.finished import find_finished, keep_finished, read_record
-from smallbert.likeness import common_place, same_work, texts_so_far
+from smallbert.likeness import same_work, texts_so_far
 from smallbert.measuring.collapse import judge_result
 from smallbert.methods import METHODS, Method
 from smallbert.model.encoder import Encoder, fingerprint
@@ -78,7 +78,7 @@ class Setting:
     memory: dict[str, dict[str, Any]] | None = None
     states: Path | None = None
     stores: dict[Path, Store] | None = None
-    said: Path | None = None  # where runs that begin alike find what teachers said, if any does
+    said: Path | None = None  # where runs find the scores that teachers gave
     rows: Split | None = None  # those that a phase read last where it does not read the task's
     streams_of_rows: dict[str, Stream] = field(default_factory=dict)
 
@@ -130,9 +130,8 @@ def run_recipe(
     `judge`, a model that knows nothing of the task is not called diverged. Runs on the same task and at the same
     length may share `streams`, an empty dictionary at first, so that texts become tokens once, and `memory`, so that a
     beginning they have in common is read from its folder once, and a folder of `states`, so that a frozen backbone
-    reads the texts once, and `stores`, so that what is in that folder is opened and checked once. What teachers say is
-    kept in a folder `said` where the recipe makes none, else beside the first beginning it has in common with others;
-    those who want just the same find it there.
+    reads the texts once, and `stores`, so that what is in that folder is opened and checked once. Scores that
+    teachers give are kept in a folder `said`, if there is one, and found there.
     """
     recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
     device = device or str(processes().device)
@@ -144,7 +143,6 @@ def run_recipe(
     marks: dict[str, Encoder] = marks_at_first(encoder, task)
     phases = phases_of(recipe, encoder, task)
     texts = texts_so_far(phases)
-    said = common_place(phases, texts, marks, common or {}, said)
     setting = Setting(task, seed, limit, say, work, key, pause, tokens, memory, states, stores, said)
     student = encoder.copy().to(device)
     outcome = Outcome(student)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,9 @@ from smallbert.beginnings import forget
 from smallbert.data import Stream, stream_name, tokenise, usable_length
 from smallbert.errors import UserError
 from smallbert.estimate import look_ahead, without_weights
-from smallbert.files import alone_in
+from smallbert.files import InUse, alone_in
 from smallbert.jobs import WorkerLost, run_jobs
-from smallbert.make import Line, Say, check_device, give_up, is_begun, make_one, quiet, why_of
+from smallbert.make import Line, Say, check_device, give_up, is_begun, make_one, quiet, why_of, words_of_all
 from smallbert.measuring.findings import Result
 from smallbert.recipe import Recipe
 from smallbert.sharing import default_jobs, is_memory, is_trouble_of_the_process, shared_machine
@@ -49,6 +50,9 @@ def run_study(
             raise UserError("a study starts processes of its own; run it without accelerate launch or torchrun")
         with alone_in(study.out):
             _run(study, bench, waiting, sum(map(len, planned)), jobs, say, line)
+            shutil.rmtree(study.out / "work", ignore_errors=True)
+    elif (study.out / "work").exists():  # a kill came behind the last card
+        with suppress(InUse), alone_in(study.out):
             shutil.rmtree(study.out / "work", ignore_errors=True)
     return results_of(study, bench)
 
@@ -162,7 +166,7 @@ def make_piece(
         return give_up(arm.recipe, start, task, piece.seed, study.out, why, **facts)
     facts |= {"device": study.device, "keep_model": study.keep_models, "again": study.again, "seconds": None}
     facts |= {"streams": bench.streams.setdefault(piece.task, {}), "states": study.states, "keep_going": True}
-    facts["common"] = beginnings_of(study, bench, piece)
+    facts |= {"common": beginnings_of(study, bench, piece), "said": words_of_all(study.out)}
     if not alone:
         facts["raising"] = is_trouble_of_the_process
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
 ROOM = 0.5  # of what is free on the disk, the most that is taken unasked
 MUCH = 1e6  # bytes, from which on their number is told, while whoever minds can still stop it
+LITTLE = 2**26  # bytes of scores, the most that stays for other runs unasked
 RESIDENT = 0.125  # of what is free on a GPU, the most that is taken
 
 
@@ -38,20 +38,21 @@ def keep_taught(
 ) -> Iterator[list[Taught]]:
     """Ask every teacher of a phase about all texts beforehand, where that pays; the rest look at every step.
 
-    It is kept in the folder that the user named, or in `said`, where runs find what others have asked that wanted just
-    the same, or in `place`; without any of them in a folder that is gone when the phase ends.
+    It is kept in the folder that the user named, or in `place`; without either in one that is gone when the phase ends.
+    Scores of texts, which are little, are kept in `said`, if there is one, where other runs find them.
     """
     asked, teachers = phase.settings.cache, phase.teachers
     given = None if asked in ("auto", "none") else Path(asked).expanduser()
     with tempfile.TemporaryDirectory(prefix="smallbert-") as aside:
-        folder = given or said or place or Path(aside)
+        own = place or Path(aside)
         try:
             for name, teacher in teachers.items():
                 if asked == "none" or not (teacher.scores or teacher.wanted):
                     continue
                 why = why_not(phase, teacher) or ("" if given else _does_not_pay(phase, teacher, shared))
                 if not why:
-                    teacher.kept, why = _keep(phase, name, teacher, folder, given is None, folder == said, say)
+                    folder = given or _folder_unasked(phase, name, teacher, own, said)
+                    teacher.kept, why = _keep(phase, name, teacher, folder, given is None, say)
                 if why:
                     phase.notes.append(f"the teacher {name!r} looked at every step: {why}")
             yield [teacher.kept for teacher in teachers.values() if teacher.kept is not None]
@@ -97,6 +98,26 @@ def _does_not_pay(phase: Phase, teacher: Teacher, shared: bool) -> str:
     return ""
 
 
+def _view_read(phase: Phase, name: str) -> str:
+    """In which view a teacher reads the texts."""
+    from smallbert.training.teachers import view_of
+
+    assert phase.stream is not None
+    return view_of(name) if view_of(name) in phase.stream.views else STUDENT
+
+
+def _folder_unasked(phase: Phase, name: str, teacher: Teacher, place: Path, said: Path | None) -> Path:
+    """Where what a teacher says is kept if nobody has said where: scores of texts alone in `said`, the rest in `place`.
+
+    Such scores are kept apart from all else and for each set of texts, so that no rounding depends on who came first.
+    """
+    assert phase.stream is not None
+    tokens, head = phase.stream.views[_view_read(phase, name)], teacher.encoder.head
+    if teacher.wanted or head.kind not in OF_TEXTS or 4 * head.outputs * len(tokens) > LITTLE:
+        return place
+    return (said or place) / f"scores-{tokens_fingerprint(tokens)}"
+
+
 def _check_folder(folder: Path) -> None:
     """Make the folder that a user named for what teachers say and see that it can be written, or say why not."""
     try:
@@ -111,15 +132,12 @@ def _check_folder(folder: Path) -> None:
 
 
 def _keep(
-    phase: Phase, name: str, teacher: Teacher, folder: Path, unasked: bool, common: bool, say: Say
+    phase: Phase, name: str, teacher: Teacher, folder: Path, unasked: bool, say: Say
 ) -> tuple[Taught | None, str]:
     """What a teacher says of all texts, or why it cannot be kept."""
-    from smallbert.training.teachers import view_of
-
     assert phase.stream is not None
-    stream, encoder = phase.stream, teacher.encoder
-    own = view_of(name) if view_of(name) in stream.views else STUDENT
-    tokens = stream.views[own]
+    encoder, own = teacher.encoder, _view_read(phase, name)
+    tokens = phase.stream.views[own]
     of = ("texts" if encoder.head.kind in OF_TEXTS else "tokens") if teacher.scores else ""
     wanted, first = dict(teacher.wanted), tuple(sorted(teacher.wanted.get("first", ())))
     wanted.pop("first", None)
@@ -129,8 +147,6 @@ def _keep(
     # Unasked, training must go as it does when the teacher looks; a folder that stays is better half as large.
     dtype, names = "float32" if unasked else "float16", names_of(wanted, turns(encoder))
     what = What(fingerprint_of_outputs(encoder), of, names, first, dtype)
-    if common:  # apart from what others want, so that no rounding depends on who came first
-        folder = folder / hashlib.sha256(f"{what} {tokens_fingerprint(tokens)}".encode()).hexdigest()[:16]
     cache = Cache(encoder, tokens, what, folder / what.teacher)
     need, (free, there) = cache.bytes_left, free_room(folder)
     if from_main(lambda: unasked and need > free * ROOM):

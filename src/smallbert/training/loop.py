@@ -68,8 +68,8 @@ def train(
     """Train a phase to its end, from its last checkpoint in `work` if there is one; leaves the encoder in eval mode.
 
     Hidden states of a frozen backbone and what teachers say are kept beside the checkpoint, or in `states`, for other
-    runs to read them too; those of this process may share `stores` that are open. What teachers say is kept in `said`
-    where that is given, for other runs that want just the same.
+    runs to read them too; those of this process may share `stores` that are open. Scores that teachers give are
+    found in `said`, where that is given, and kept there.
     """
     place = states or (None if work is None else work.with_suffix(".states"))
     with ready(phase, say, place, states is not None, stores, said) as plan:
