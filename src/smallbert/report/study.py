@@ -16,6 +16,8 @@ from smallbert.report.rows import draw_rows
 from smallbert.report.sheets import About, Sheet, pairs_sheet, seeds_sheet, tasks_sheet, varied_sheet
 from smallbert.report.sizes import draw_sizes, have_sizes
 
+LONG = 80  # letters that a title may have
+
 
 class Report(NamedTuple):
     """All that a study says."""
@@ -55,15 +57,10 @@ def to_markdown(report: Report, pictures: Sequence[str] = ()) -> str:
     """The whole report as one page."""
     about = report.about
     names = list(dict.fromkeys(name for name, _, _ in about.arms))
-    parts = [f"# Study of {', '.join(names) if len(names) <= FEW else f'{len(names)} recipes'}", *report.sentences]
-    if about.command:
-        parts.append(f"```bash\n{about.command}\n```")
-    facts = [f"- model: {about.model}", f"- scores on {about.split}, 0 to 100"]
-    facts += [
-        f"- {name}{'' if value is None else f', {about.setting} = {value}'}: `{recipe}`"
-        for name, value, recipe in about.arms
-    ]
-    parts.append("\n".join(facts))
+    title = ", ".join(names)
+    short = len(names) <= FEW and len(title) <= LONG
+    parts = [f"# Study of {title if short else f'{len(names)} recipes'}", *report.sentences]
+    parts.append(f"Made of {about.model}; scores on {about.split}, 0 to 100. How it was made is at the end.")
     parts += [f"![{name}]({name})" for name in pictures]
     for sheet in report.sheets:
         lines = [sheet.columns, ["---"] * len(sheet.columns), *sheet.rows]
@@ -71,6 +68,12 @@ def to_markdown(report: Report, pictures: Sequence[str] = ()) -> str:
         parts += [f"## {sheet.title}", table, *("; ".join(sheet.notes),) * bool(sheet.notes)]
     whys = troubles(report)
     parts += ["## What did not go well", "\n".join(f"- {why}" for why in whys)] if whys else []
+    recipes = [
+        f"- {name}{'' if value is None else f', {about.setting} = {value}'}: `{recipe}`"
+        for name, value, recipe in about.arms
+    ]
+    parts += ["## How it was made", "\n".join(recipes)]
+    parts += [f"```bash\n{about.command}\n```"] if about.command else []
     return "\n\n".join(parts) + "\n"
 
 
