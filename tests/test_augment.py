@@ -15,7 +15,7 @@ import pytest
 import torch
 from test_align import other_words
 from torch.nn import functional
-from toys import accuracy, is_same_state, pairs, phase_of, run, small, toy_task
+from toys import accuracy, check_refused, is_same_state, pairs, phase_of, run, small, toy_task
 
 from smallbert.augmenting import STOP, Guesser, changes, copies_of, may_change, put_together, taken_apart
 from smallbert.batches import Layout, make_batch
@@ -202,6 +202,12 @@ def test_a_teacher_with_other_tokens_reads_the_same_rows(tmp_path):
     assert len(phase.stream.views[view_of(str(tmp_path / "teacher"))]) == len(phase.stream) == 25
 
 
+def test_a_share_beside_shares_is_refused():
+    check_refused(
+        "augment(ways={'mask': 0.1}, share=0.5) + distill", small(), toy_task("classify", 24), "leave out share"
+    )
+
+
 def test_words_are_taken_apart_and_put_together():
     assert taken_apart("A fine film, isn't it?") == [
         "A",
@@ -242,12 +248,13 @@ WAYS = ["masked", "nearest", "mask", "delete", "grams", ["mask", "grams"], {"mas
 @pytest.mark.parametrize(("kind", "ways"), pairs(["classify", "pair", "tag", "answer"], WAYS, every=3))
 def test_copies_change_only_what_they_may(kind, ways):
     task, base = long_task(kind)
-    recipe = f"mark('t') | augment(copies=4, ways={ways!r}, share=0.5) + distill('t') + {SHORT}"
+    share = "" if isinstance(ways, dict) else ", share=0.5"
+    recipe = f"mark('t') | augment(copies=4, ways={ways!r}{share}) + distill('t') + {SHORT}"
     rows, before = rows_of(recipe, task, base), task.split("train")
     again = rows_of(recipe, task, base)
     assert (rows.texts, rows.pairs) == (again.texts, again.pairs)  # the same again
     assert rows.take(range(70)) == before and len(rows) > 110 and set(rows.labels[70:]) == {None}
-    other = rows_of(recipe.replace("share=0.5", "share=0.5, seed=1"), task, base)
+    other = rows_of(recipe.replace("copies=4", "copies=4, seed=1"), task, base)
     assert other.texts != rows.texts or other.pairs != rows.pairs
     sides = {0: 0, 1: 0}
     for place in range(70, len(rows)):

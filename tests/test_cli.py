@@ -15,12 +15,14 @@ import pytest
 
 from smallbert import __version__, cli
 from smallbert.cli import main
+from smallbert.cli.entry import phases_of
 from smallbert.cli.progress import Progress
 from smallbert.measuring.shelf import load_card
 from smallbert.methods import METHODS
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.presets import PRESETS
 from smallbert.recipe import Recipe
+from smallbert.settings import meanings_of
 from smallbert.tiny import make_encoder, make_task
 
 
@@ -120,6 +122,37 @@ def test_list(call):
     assert "deberta-v2" in {row["name"] for row in found["families"]}
     code, out, _ = call("list", "presets")
     assert code == 0 and "half-int8" in out and "deberta" not in out
+
+
+def test_list_of_one_method_says_what_each_setting_means(call):
+    code, out, _ = call("list", "cut_to_mixture", "--json")
+    row = json.loads(out)["methods"][0]
+    assert code == 0 and row["defaults"] == {"mass": 0.95, "weigh": "shares"}
+    assert "mixture" in row["meanings"]["mass"] and row["may_be"]["weigh"] == "'shares' or 'variation'"
+    _, out, _ = call("list", "cut-to-mixture")
+    assert "0.95" in out and "share of the mixture" in out and "presets with it" not in out
+    _, out, _ = call("list", "mark")
+    assert "must be said" in out and "waldorf and" in out and "bilstm" not in out
+
+
+def test_list_of_one_preset_shows_its_phases_its_reference_and_what_was_published(call):
+    code, out, _ = call("list", "tinybert4")
+    assert code == 0 and "  | mark('teacher')" in out and "arXiv:1909.10351" in out and "sst2 accuracy 92.6" in out
+    assert "--recipe tinybert4" in out
+    _, out, _ = call("list", "trimmed20")
+    assert "nothing to compare with" in out
+    for preset in PRESETS.values():
+        assert Recipe(" | ".join(phases_of(preset.recipe))) == Recipe(preset.recipe)
+
+
+def test_list_of_one_task_and_family(call):
+    assert "mcc, accuracy" in call("list", "cola")[1]
+    assert "relative positions" in call("list", "deberta_v2")[1]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_setting_of_every_method_is_explained(name):
+    assert [setting for setting, meaning in meanings_of(METHODS[name]).items() if not meaning] == []
 
 
 @pytest.mark.parametrize("kind", ["presets", "tasks"])

@@ -228,6 +228,8 @@ def test_watch_sees_masks_as_in_use_and_zeros_that_are_stored(encoder):
     [
         ("magnitude(0.1, first=0.0)", "first is a share"),
         ("magnitude(0.1, stairs=-1)", "stairs"),
+        ("magnitude(0.1, shape='constant', first=0.3)", "first and stairs have no effect"),
+        ("second_order(0.1, shape='constant', stairs=3)", "first and stairs have no effect"),
         ("soft_movement(threshold=0.0)", "threshold"),
         ("soft_movement(begin=0.9, finish=0.1)", "begin and finish"),
         ("l0(pull=-1.0)", "pull"),

@@ -618,6 +618,7 @@ def test_outliers_are_far_and_stay_as_they_are(encoder, tmp_path):
         ("codebook(7)", "bits must be"),
         ("codebook(outliers=0.0)", "standard deviations above 0"),
         ("codebook(texts=0)", "how many texts"),
+        ("codebook(texts=64)", "texts=64 is for feedback=True"),
         ("codebook(2, outliers=1e-9)", r"outliers=1e-09, 100% of the weights .* such as 3\.55"),
         ("finetune(epochs=1) | codebook(2, outliers=1.5)", "13% of the weights would be outliers"),
     ],

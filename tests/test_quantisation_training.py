@@ -309,6 +309,13 @@ def test_bits_go_where_a_byte_saves_most():
     assert choose_bits(np.array([1.0, 9.0, 2.0]), errors, sizes, 99) == [2, 2, 2]
 
 
+def test_bits_go_past_a_number_that_is_worse_than_the_one_before():
+    errors, sizes = np.array([[0.36, 0.51, 0.1]] * 2), np.array([[1.0, 2, 3]] * 2)
+    assert choose_bits(np.array([100.0, 1.0]), errors, sizes, 4) == [2, 0]
+    assert choose_bits(np.array([100.0, 1.0]), errors, sizes, 5) == [2, 0]
+    assert choose_bits(np.array([100.0, 1.0]), errors, sizes, 6) == [2, 2]
+
+
 def test_the_choice_is_the_best_one_where_steps_are_of_one_size():
     draw = np.random.default_rng(0)
     for _ in range(20):
@@ -361,6 +368,7 @@ def test_a_budget_that_cannot_be_held_is_refused_before_anything_is_trained(enco
     ("recipe", "match"),
     [
         ("quantize_aware(decay=1.0)", "decay is a share"),
+        ("quantize_aware(activations=True, decay=0.9)", "decay=0.9 moves the ranges of activations='static'"),
         ("quantize_aware(1, symmetric=False)", "one bit is a sign"),
         ("quantize_aware(activations=False, smooth='search')", "leave one of them out"),
         (f"quantize_aware + ternary + {SHORT}", "another method of this phase rounds"),
@@ -428,8 +436,11 @@ def test_halves_learn_apart(encoder):
     assert not torch.allclose(scores_of(learned, TASK), scores_of(ternary, TASK), atol=1e-5)
     with pytest.raises(UserError, match="row by row"):
         run("binary(split=True, scope='tensor')", encoder, TASK)
-    with pytest.raises(UserError, match="no ternary or real-valued matrix"):
-        run("quantize | binary(split=True)", encoder, TASK)
+    # Four levels, one a for part of a row, one factor a column: no two halves of one scale a row add up to these.
+    scaled = f"quantize_aware(2, smooth='search') + {SHORT}"
+    for first in ("quantize", "quantize(2, symmetric=False)", "quantize(2, scope='group', group=8)", scaled):
+        with pytest.raises(UserError, match="no ternary or real-valued matrix"):
+            run(f"{first} | binary(split=True)", encoder, TASK)
 
 
 def test_a_head_that_did_not_run_gets_a_range_all_the_same(encoder, tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 import types
 import typing
 from dataclasses import MISSING, Field, fields
@@ -23,6 +25,18 @@ def fields_of(method: Any) -> tuple[Field[Any], ...]:
 def hints_of(method: Any) -> dict[str, Any]:
     """What each setting may be, by name."""
     return get_type_hints(method)
+
+
+def meanings_of(method: Any) -> dict[str, str]:
+    """What each setting means, as the docstrings of the class and of those it is made of say: `name: meaning`.
+
+    {"alpha": "weight of the teacher's term; the labels have the rest", …}
+    """
+    told: dict[str, str] = {}
+    for one in reversed(method.__mro__):
+        lines = re.findall(r"^(\w+): (.+(?:\n +.+)*)", inspect.cleandoc(one.__dict__.get("__doc__") or ""), re.M)
+        told |= {name: " ".join(text.split()) for name, text in lines}
+    return {field.name: told.get(field.name, "") for field in fields_of(method)}
 
 
 def is_required(field: Field[Any]) -> bool:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
+import sys
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from smallbert.errors import UserError
 from smallbert.measuring.shelf import load_card
 from smallbert.methods import METHODS
 from smallbert.presets import PRESETS
+from smallbert.registry import did_you_mean, plain
+from smallbert.settings import describe, hints_of, meanings_of
 from smallbert.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -21,9 +27,18 @@ OWN_DATA = "Or your own data: a .csv, .tsv, .jsonl or .parquet file, or a folder
 
 
 def list_methods() -> list[dict[str, Any]]:
-    """Every method with its settings and their defaults."""
+    """Every method with its settings: their defaults, what they may be and what they mean."""
     return [
-        {"name": name, "about": method.about, "settings": method.options(), "defaults": _defaults(method)}
+        {
+            "name": name,
+            "about": method.about,
+            "settings": method.options(),
+            "defaults": _defaults(method),
+            "may_be": {name: describe(hint) for name, hint in _hints(method).items()},
+            "meanings": meanings_of(method),
+            "more": _more(method),
+            "presets": [preset.name for preset in PRESETS.values() if re.search(rf"\b{name}\b", preset.recipe)],
+        }
         for name, method in METHODS.items()
     ]
 
@@ -52,6 +67,20 @@ def list_families() -> list[dict[str, Any]]:
 
 # Each is asked for on its own: methods and families take seconds to import, and tasks and presets none.
 KINDS = {"methods": list_methods, "presets": list_presets, "tasks": list_tasks, "families": list_families}
+
+
+def find_entry(name: str) -> tuple[str, dict[str, Any]]:
+    """The kind and the row of what is called so, the first where several are: a preset, a task, a method, a family."""
+    names = list(KINDS)
+    for kind in ("presets", "tasks", "methods", "families"):
+        rows = {plain(row["name"]): row for row in KINDS[kind]()}
+        if plain(name) in rows:
+            return kind, rows[plain(name)]
+        names += [row["name"] for row in rows.values()]
+    raise UserError(
+        f"no method, preset, task or family is called {name!r}.{did_you_mean(name, names)} Write one of their names, "
+        f"or one of: {', '.join(KINDS)}"
+    )
 
 
 def inspect_folder(folder: Path | str) -> dict[str, Any]:
@@ -84,6 +113,19 @@ def inspect_folder(folder: Path | str) -> dict[str, Any]:
         "presets": [{"preset": preset.name, **estimate(empty, preset.recipe)} for preset in PRESETS.values()],
         "card": load_card(folder / "card.json") if (folder / "card.json").is_file() else None,
     }
+
+
+def _more(method: Any) -> str:
+    """What there is to know of a method beside its settings: longer docstrings of its class and its file."""
+    paragraphs = inspect.cleandoc(method.__doc__ or "").split("\n\n")[1:]
+    own = [text for text in paragraphs if not re.match(r"\w+: ", text)]
+    file = inspect.cleandoc(sys.modules[method.__module__].__doc__ or "")
+    return "\n\n".join([*own, *[file] * ("\n" in file)])
+
+
+def _hints(method: Any) -> dict[str, Any]:
+    """What each setting may be."""
+    return {each.name: hints_of(method)[each.name] for each in fields(method)}
 
 
 def _defaults(method: Any) -> dict[str, Any]:

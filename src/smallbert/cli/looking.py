@@ -13,18 +13,22 @@ from smallbert.errors import UserError
 
 
 def list_(
-    what: Annotated[str | None, typer.Argument(help="methods, presets, tasks or families; all if left out.")] = None,
+    what: Annotated[
+        str | None,
+        typer.Argument(help="methods, presets, tasks or families, or the name of one of them; all if left out."),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Show what there is: methods, presets, tasks and families."""
+    """Show what there is: methods, presets, tasks and families; or all about one of them."""
     with progress() as say:
         say("starting")
         from smallbert.cli import catalog
-        from smallbert.registry import did_you_mean
 
         if what is not None and what not in catalog.KINDS:
-            hint = did_you_mean(what, catalog.KINDS)
-            raise UserError(f"there is no list of {what!r}.{hint} Write one of: {', '.join(catalog.KINDS)}")
+            from smallbert.cli.entry import show_entry
+
+            kind, row = catalog.find_entry(what)
+            return print_json({kind: [row]}) if json else say.show(*show_entry(kind, row))
         kinds = [what] if what else list(catalog.KINDS)
         found = {kind: catalog.KINDS[kind]() for kind in kinds}
         if json:
@@ -33,6 +37,8 @@ def list_(
             say.show(_table(kind, rows, _COLUMNS[kind]))
         if "tasks" in kinds:
             say.show(catalog.OWN_DATA)
+        if what is None or what in ("methods", "presets"):
+            say.show("More about one of them: smallbert list NAME")
 
 
 def inspect(model: Model, json: Json = False) -> None:

@@ -2,26 +2,9 @@
 
     align('hidden', transform='linear') + align('attention') + distill + train(epochs=3)
 
-Each `align` is one loss term; a phase may have several beside `distill`, and a teacher looks once a step for all of
-them. Its value is the mean over features (the sum for kl, ce and cosine), over heads, over the chosen tokens of a text,
-over texts and over pairs of layers, so its weight means the same for any length, width, depth, batch and layout.
-Padding is never counted. Layers are numbered from 1; 0 is the embedding output and -1 the last layer.
-
-what        hidden, first (the first token's), embeddings, moments (mean and variance of each token's features), gram
-            (products of all tokens of a text, divided by the width), attention (probabilities), scores (before their
-            softmax; those of MPNet and DeBERTa with each row's mean taken off), relations (MiniLM: softmax of the
-            products of queries, of keys and of values, in `heads` parts; summed over those named in `of`; heads=0
-            takes the teacher's number of attention heads)
-layers      uniform: m -> m L / M, as student copies them; whole: the same, and the embedding output before it; skip:
-            the same without the student's last; first: m -> m; last: m -> L - M + m; or pairs, {3: 6, -1: -1} or
-            [[3, 6], [-1, -1]]
-tokens      all, first, masked (where the phase masks words), first_piece (where words have labels)
-transform   of both models' vectors: l2 (unit length), norm (mean 0, variance 1); of the student's: linear (one map for
-            all layers) or linear_each, learned at `lr` and gone when the phase ends
-metric      mse, l1, cosine (1 - cos), kl and ce (of softmaxes)
-schedule    constant; fade_in and fade_out over the first `share` of the phase; progressive: one pair of layers after
-            the other, each with the whole weight, all within `share`; stacked: the same, but those before stay
-task        the weight of the task's own loss in the phase; 0 to learn from the teacher alone
+Each `align` is one loss term; a phase may have several beside `distill`, and a teacher looks once a step for all. Its
+value is the mean over features (for kl, ce and cosine the sum), heads, chosen tokens of a text, texts and pairs of
+layers, so its weight means the same for any length, width, depth, batch and layout. Padding is never counted.
 """
 
 from collections.abc import Collection
@@ -34,7 +17,6 @@ from torch import Tensor, nn
 from smallbert.data import STUDENT
 from smallbert.errors import UserError
 from smallbert.methods import Method
-from smallbert.model.attention import Attending
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.model.replace import head_count
@@ -46,7 +28,9 @@ from smallbert.training.alignment import (
     Side,
     distance,
     each_other,
+    linear_map,
     moments,
+    relation,
     rows_apart,
 )
 from smallbert.training.comparable import (
@@ -71,7 +55,33 @@ EDGE = 1e-9  # shares of a phase are compared with steps / total, which is round
 
 
 class Align(Method):
-    """Learn from what a teacher's layers do: bring hidden states, attention or relations closer to the teacher's."""
+    """Learn from what a teacher's layers do: bring hidden states, attention or relations closer to the teacher's.
+
+    what: 'hidden', what comes out of layers; 'first', the same of each text's first token; 'embeddings', what goes into
+        the first layer; 'moments', mean and variance of each token's features; 'gram', products of all tokens of a
+        text, divided by the width; 'attention', its probabilities; 'scores', what these are the softmax of (MPNet and
+        DeBERTa: less each row's mean); 'relations', softmax of the products of queries, of keys and of values (MiniLM)
+    layers: which of the teacher's L layers teaches layer m of the student's M: 'uniform', m L / M, which student copies
+        too; 'whole', the same, and embedding output by embedding output; 'skip', as uniform, but without the student's
+        last; 'first', m; 'last', L - M + m; or pairs, {3: 6, -1: -1} or [[3, 6], [-1, -1]]. Layers are numbered from 1;
+        -1 is the last, and 0 the embedding output, which has no attention, scores or relations.
+    tokens: which tokens of a text count: 'all'; 'first'; 'masked', those to be guessed in pretrain; 'first_piece',
+        those that begin a word, where words have labels
+    transform: before comparing: 'none'; 'l2', vectors to length 1; 'norm', to mean 0 and variance 1; 'linear', the
+        student's by a learned map to the teacher's width, one for all layers; 'linear_each', by one for each pair
+    metric: how far apart: 'mse'; 'cosine', 1 - cos; 'kl', KL(teacher || student) of softmaxes; 'ce', the same with the
+        teacher's own entropy left in; 'l1', the mean absolute difference
+    weight: weight of this term in the phase's loss
+    schedule: course of the weight: 'constant'; 'progressive', one pair of layers after the other, each with the whole;
+        'stacked', the same, but pairs stay, each with an equal part; 'fade_in' from 0, 'fade_out' to 0, linearly
+    teacher: who teaches: 'latest' (the last encoder trained on the task without a teacher; before one, the given model
+        if it was made for the task), a name given by mark(), a model folder, or a name on the hub
+    share: share of the phase's steps, from its beginning, that a schedule takes; 'progressive' weighs nothing after it
+    heads: equal parts in which relations are compared; 0 takes the teacher's number of attention heads
+    of: what relations are of: any of the letters q, k and v; their distances are added up
+    task: weight of the labels' loss (in pretrain the hidden words'), times what distill leaves it; 0: teachers alone
+    lr: learning rate of the maps of 'linear' and 'linear_each', which are gone when the phase ends
+    """
 
     trains: ClassVar[bool] = True
     teaches: ClassVar[bool] = True
@@ -107,6 +117,10 @@ class Align(Method):
             self._pairs(MANY, MANY)
         if self.what != "relations" and (self.heads or self.of != "qkv"):
             raise UserError(f"align: heads and of are settings of relations; {self.what} has none, so leave them out")
+        if self.what == "first" and self.tokens not in ("all", "first"):
+            raise UserError(f"align('first') compares first tokens alone; leave out tokens={self.tokens!r}")
+        if self.lr != type(self).lr and not self.transform.startswith("linear"):
+            raise UserError(f"align: transform={self.transform!r} learns no map that lr could be for; leave it out")
         if self.schedule == "constant" and self.share != 1:
             raise UserError(f"align: share={self.share} is for a schedule; write one, such as schedule='fade_in'")
 
@@ -150,7 +164,7 @@ class Align(Method):
         phase.teachers.ask(self.teacher, wanted=wanted or states)
         if self.transform.startswith("linear"):
             count = len(pairs) if self.transform == "linear_each" else 1
-            maps = [_map(student.width, teacher.width, phase.seed + number) for number in range(count)]
+            maps = [linear_map(student.width, teacher.width, phase.seed + number) for number in range(count)]
             phase.train_module(phase.name_of(self), nn.ModuleList(maps), self.lr)
 
     def weights(self, phase: Any) -> dict[str, Any]:
@@ -191,16 +205,16 @@ class Align(Method):
         return {name: each.mean()}
 
     def _pairs_at(self, phase: Any, pairs: Pairs) -> Pairs:
-        """Those that count at this step; all of them where none does, since a step needs a loss."""
+        """Those that count at this step; the last where none does any more, since a step needs a loss."""
         on = [
             pair for pair, term in zip(pairs, _terms(phase.name_of(self), pairs), strict=True) if not phase.is_off(term)
         ]
-        return on if self.schedule in STAIRS and on else pairs
+        return pairs if self.schedule not in STAIRS else on or pairs[-1:]
 
     def _read(self, taps: Taps, layers: list[int], batch: Batch, heads: int, move: nn.Module | None) -> Any:
         """What is compared, of some layers of one model: their vectors, stacked, or what makes their rows, one each."""
         if self.what == "relations":
-            return [_relation(taps[role][layer - 1], heads) for layer in layers for role in self.of]
+            return [relation(taps[role][layer - 1], heads) for layer in layers for role in self.of]
         if self.what in ("attention", "scores"):
             return [taps["attention"][layer - 1] for layer in layers]
         kept = self._reads_first and "first" in taps
@@ -279,20 +293,3 @@ NEEDS = {"masked": "a phase that masks words", "first_piece": "a task that label
 def _terms(name: str, pairs: Pairs) -> list[str]:
     """A name for the term of each pair of layers: "align layer 1 to 2", …"""
     return [f"{name} layer {mine} to {theirs}" for mine, theirs in pairs]
-
-
-def _relation(vectors: Tensor, heads: int) -> Attending:
-    """MiniLM's relation, before its softmax: scaled products of all tokens in each of `heads` parts."""
-    return each_other(vectors, heads, (vectors.shape[-1] / heads) ** -0.5)
-
-
-def _map(mine: int, theirs: int, seed: int) -> nn.Linear:
-    """A map to the teacher's width; one between equal widths starts by changing nothing."""
-    made = nn.Linear(mine, theirs)
-    with torch.no_grad():
-        if mine == theirs:
-            nn.init.eye_(made.weight)
-        else:
-            nn.init.xavier_uniform_(made.weight, generator=torch.Generator().manual_seed(seed))
-        nn.init.zeros_(made.bias)
-    return made

@@ -27,9 +27,20 @@ CHUNK = 64  # rows worked on at a time, and the least that a kill loses
 class Augment(Method):
     """Add changed copies of the task's own training texts, which a teacher labels.
 
-    ways: "masked" puts words there that a masked LM would (top 15), "nearest" those with the nearest embedding, "mask"
-    hides words, "delete" leaves them out, "grams" keeps one to five words in a row; several as ["mask", "grams"], or
-    each with a share of its own as {"mask": 0.1, "grams": 0.25}. Of two texts each copy changes one, in turns.
+    copies: copies of each text at most; all differ, so that a short text has fewer. Of two texts half of the copies
+        change the first and half the second; of a question and its context all change the question.
+    ways: how copies are changed: 'masked' replaces words by one of the 15 that a masked LM would put there (those of
+        several pieces as 'nearest' does), 'nearest' by one of the 15 with the nearest embeddings, 'mask' by the mask
+        token; 'delete' leaves words out; 'grams' keeps one to five in a row and no others. Several are done to each
+        copy in this order, with one share, ['mask', 'grams'], or each with its own, {'mask': 0.1, 'grams': 0.25}.
+    share: chance of each word to change, if it is all letters and no English stop word; for 'grams', chance of each
+        copy; not used where `ways` has shares of its own
+    labels: labels of the copies: 'teacher', none, so that a teacher alone says what they are; 'kept', those of the
+        texts they are made of
+    model: who finds words for 'masked' and 'nearest': a name given by mark(), a model folder, or a name on the hub; ''
+        is the encoder that the phase trains
+    seed: seed of what changes; the seed of the run has no part in it
+    folder: folder in which copies are kept, for other runs too; '' keeps them with the run, and they go when it ends
     """
 
     stage: ClassVar[int] = 6
@@ -38,11 +49,11 @@ class Augment(Method):
 
     copies: int = 10
     ways: str | list[str] | dict[str, float] = "masked"
-    share: float = 0.4  # of the words that carry content
+    share: float = 0.4
     labels: Literal["teacher", "kept"] = "teacher"
-    model: str = ""  # who finds words: a mark or a folder; the encoder itself by default
+    model: str = ""
     seed: int = 0
-    folder: str = ""  # where copies are kept for other runs too; by default they go with the run
+    folder: str = ""
 
     def check(self) -> None:
         """Known ways, and shares."""
@@ -51,6 +62,8 @@ class Augment(Method):
                 raise UserError(f"augment: there is no way {way!r}; ways are: {', '.join(WAYS)}")
             if not 0 < share <= 1:
                 raise UserError(f"augment: a share of words is above 0 and at most 1, not {share}")
+        if isinstance(self.ways, dict) and self.share != type(self).share:
+            raise UserError(f"augment: ways={self.ways} has a share for each way, so leave out share={self.share}")
         if {"masked", "nearest"} <= self._ways().keys():
             raise UserError("augment: 'masked' and 'nearest' both say how words are found; take one of them")
         if self.copies < 1 or not self._ways():

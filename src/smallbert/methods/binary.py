@@ -20,7 +20,7 @@ from smallbert.errors import UserError
 from smallbert.methods.quantize import Bits, Quantize
 from smallbert.methods.quantize_aware import Aware
 from smallbert.model.anatomy import replace_module
-from smallbert.model.quantised import Activations, StoredLinear, Whole, roundable, stored_parts
+from smallbert.model.quantised import Activations, Whole, WholeLinear, roundable, stored_parts
 from smallbert.model.rounding import Grid
 from smallbert.model.twins import Twins, split
 from smallbert.training.aware import to_ternary
@@ -29,12 +29,20 @@ HALVES = ("first", "second")
 
 
 class Binary(Aware):
-    """Let each weight be -a or a, while training if there is any, and store it in one bit."""
+    """Let each weight be -a or a, while training if there is any, and store it in one bit.
+
+    scope: which weights share one a: 'row' each row of a matrix, 'tensor' the whole matrix
+    embeddings: bits per number of the embedding tables; None makes them binary too
+    activations: how inputs of linear layers are rounded: False not at all; True to 8 bits, each token by its own
+        largest number; 'static' to 8 bits, by one fixed range per layer, found on training texts
+    split: whether each linear layer becomes two binary ones that add up to its ternary values, with two bits per weight
+        in all; needs scope='row'
+    """
 
     scope: Literal["row", "tensor"] = "row"
-    embeddings: Bits | None = None  # None: binary too
+    embeddings: Bits | None = None
     activations: Activations = False
-    split: bool = False  # each matrix into two that add up to its ternary values
+    split: bool = False
 
     def check(self) -> None:
         """Halves know one scale a row."""
@@ -49,7 +57,7 @@ class Binary(Aware):
         found = {name: part for name, part in plain.items() if isinstance(part, nn.Linear)} | {
             name: part
             for name, part in stored_parts(encoder).items()
-            if isinstance(part, StoredLinear) and isinstance(part, Whole) and part.grid.bits == 2
+            if isinstance(part, WholeLinear) and _is_ternary(part)
         }
         if not found:
             raise UserError(f"{self.name}: this {encoder.family} model has no ternary or real-valued matrix to split")
@@ -77,3 +85,9 @@ class Binary(Aware):
     def storage(self) -> Quantize:
         """One bit holds a sign."""
         return Quantize(1, self.activations, self.scope, embeddings=self.embeddings)
+
+
+def _is_ternary(part: WholeLinear) -> bool:
+    """Whether each row holds -a, 0 and a alone."""
+    grid = part.grid
+    return grid.bits == 2 and grid.symmetric and grid.scope != "group" and part.input_factor is None

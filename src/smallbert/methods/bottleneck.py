@@ -18,20 +18,32 @@ from smallbert.model.replace import bare, check_bare, check_words, draw_backbone
 class Bottleneck(Method):
     """Take a new model of thin layers between bottlenecks, as MobileBERT's, as the student.
 
+    layers: number of layers
+    width: features of the hidden states between layers
+    inner: features within a layer
+    heads: attention heads of a layer, which divide `inner` among them
+    ffns: feed-forward networks of a layer, one behind the other
+    ffn: inner neurons of each of them
+    embed: numbers of a word's embedding, at most the teacher's if copied; those of three neighbours are read at each
+        place
+    values: what attention passes on: 'outside', the wide state between layers; 'inside', the narrow one within
+    norm: 'none', a learned scale and shift in place of layer norms; 'layer', layer norms
+    words: word embeddings: 'copy', the teacher's, reduced to their main directions for a smaller `embed`; 'new', random
+
     bottleneck                              MobileBERT: 24 layers, 512 wide outside and 128 inside, 25 M parameters
     bottleneck(ffns=2, values='inside')     MobileBERT-tiny
     """
 
     layers: int = 24
-    width: int = 512  # between layers
-    inner: int = 128  # within a layer
+    width: int = 512
+    inner: int = 128
     heads: int = 4
-    ffns: int = 4  # feed-forward networks in a layer, one behind the other
+    ffns: int = 4
     ffn: int = 512
-    embed: int = 128  # numbers a word; three words side by side are read at every place
-    values: Literal["outside", "inside"] = "outside"  # whether attention passes on the wide or the narrow state
+    embed: int = 128
+    values: Literal["outside", "inside"] = "outside"
     norm: Literal["none", "layer"] = "none"
-    words: Literal["copy", "new"] = "copy"  # the teacher's words, reduced to their main directions, or new ones
+    words: Literal["copy", "new"] = "copy"
 
     def check(self) -> None:
         """Sizes that fit each other."""

@@ -5,9 +5,6 @@ pruned ones do not count. The paper says a log-density below -4, which depends o
 0.04 it is 3.55 deviations. The others are sorted into 2^bits bins of equal count; then each goes to the nearest
 centroid and each centroid to the mean of its bin, as long as the sum of distances falls (L1, where k-means would look
 at squares and go on for longer).
-
-With feedback, which the paper does not have, weights go to centroids column by column, and later ones make up for the
-errors of earlier ones (GPTQ); outliers, which are stored in full, make up for all they can.
 """
 
 import math
@@ -33,19 +30,30 @@ MANY = 0.1  # the share of outliers, eight bytes each, from which on little is s
 
 
 class Codebook(Method):
-    """Store each matrix as a few centroids, which of them each weight is, and its outliers."""
+    """Store each matrix as a few centroids, which of them each weight is, and its outliers.
+
+    bits: bits per weight; each matrix has 2^bits centroids
+    embeddings: bits per number of the embedding tables; None takes `bits`
+    outliers: distance from the mean of a matrix, in standard deviations, beyond which a weight is stored in full, in
+        eight bytes
+    feedback: whether weights of linear layers go to centroids column by column, later columns making up for the errors
+        of earlier ones on training texts (GPTQ), and outliers for all they can; the paper does without
+    texts: number of training texts, drawn at random, that feedback looks at
+    """
 
     bits: Few = 3
-    embeddings: Few | None = None  # None: as many bits as the layers
-    outliers: float = 3.55  # standard deviations beyond which a weight stays as it is
+    embeddings: Few | None = None
+    outliers: float = 3.55
     feedback: bool = False
-    texts: int = TEXTS  # of train, that feedback is found on
+    texts: int = TEXTS
 
     def check(self) -> None:
         """A distance and a number of texts."""
         check_outliers(self.name, self.outliers)
         if self.texts < 1:
             raise UserError(f"{self.name}: texts is how many texts are looked at, 1 or more, not {self.texts}")
+        if self.texts != TEXTS and not self.feedback:
+            raise UserError(f"{self.name}: texts={self.texts} is for feedback=True, which looks at texts; leave it out")
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """What is stored so, and how many outliers each has."""

@@ -51,13 +51,19 @@ class Books(nn.Module):
 
 
 class CodebookAware(SeenRounded):
-    """Train with each weight at the nearest of a few centroids but for outliers, then store it so."""
+    """Train with each weight at the nearest of a few centroids but for outliers, then store it so.
+
+    bits: bits per weight; each matrix has 2^bits centroids
+    embeddings: bits per number of the embedding tables; None takes `bits`
+    outliers: distance from the mean of a matrix, in standard deviations, beyond which a weight is learned and stored in
+        full; which weights that are is settled when the phase begins
+    """
 
     trains: ClassVar[bool] = True
 
     bits: Few = 3
-    embeddings: Few | None = None  # None: as many bits as the layers
-    outliers: float = Codebook.outliers  # standard deviations beyond which a weight is no centroid
+    embeddings: Few | None = None
+    outliers: float = Codebook.outliers
 
     def check(self) -> None:
         """A distance."""

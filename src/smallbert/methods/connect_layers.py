@@ -12,10 +12,15 @@ from smallbert.model.mixing import Connections
 
 
 class ConnectLayers(Method):
-    """Let every layer read a learned sum of all earlier layers instead of the one before it."""
+    """Let every layer read a learned sum of all earlier layers instead of the one before it.
 
-    dilation: int = 1  # of the states before, read each one that lies a multiple of this back
-    period: int = 1  # connect only behind layers whose number is a multiple of this
+    dilation: of earlier states only every n-th is read, counted back from the last; 1 reads all
+    period: only every n-th layer is followed by such a sum; 1 every layer
+    lr: learning rate of the sums' weights
+    """
+
+    dilation: int = 1
+    period: int = 1
     lr: float = 1e-3
 
     def check(self) -> None:

@@ -16,10 +16,15 @@ EXAMPLES = 256  # training texts on which is seen what varies
 
 
 class CutToMixture(Method):
-    """Drop the layers above the last one that the learned mixture, or a pooler, still reads."""
+    """Drop the layers above the last one that the learned mixture, or a pooler, still reads.
 
-    mass: float = 0.95  # how much of the mixture must lie in what stays
-    weigh: Literal["shares", "variation"] = "shares"  # variation: what of a share differs from text to text
+    mass: share of the mixture that must lie in the layers that stay
+    weigh: 'shares' counts each layer by its weight in the mixture, 'variation' by that times how much its state differs
+        from text to text
+    """
+
+    mass: float = 0.95
+    weigh: Literal["shares", "variation"] = "shares"
 
     def check(self) -> None:
         """A share."""

@@ -12,7 +12,12 @@ from smallbert.training.masks import What
 
 
 class DeleteInformation(OneShot):
-    """Set the smallest weights to zero once, and let training grow them again."""
+    """Set the smallest weights to zero once, and let training grow them again.
+
+    scope: 'local' keeps the share `keep` of every matrix, as the paper does, 'global' of all matrices taken together
+    what: where weights are zeroed: 'layers' in all matrices of the layers; 'pooler' adds the pretrained dense layer
+        above them, where there is one, and 'embeddings' the word embeddings. The paper zeroes in all three
+    """
 
     scope: Literal["local", "global"] = "local"
     what: What = "layers+pooler+embeddings"

@@ -1,11 +1,6 @@
 """Distillation of logits: the student learns the teacher's softened scores beside the labels.
 
-metric="kl" is T^2 KL(teacher || student) of scores divided by the temperature T, "ce" the same with the teacher's own
-entropy left in, "mse" the mean squared difference of the scores as they are. A regression has one score, and its
-squared difference in any case. Several teachers in one phase share alpha evenly. A tagging teacher may cut words into
-other pieces: first pieces are compared, word by word. `length` lets the teacher read more (or less) of each text than
-the student, for whom a run's --length holds: --length 64 and distill(length=256). With schedule="fade_in" alpha rises
-from 0 within the first `share` of the phase, with "fade_out" it falls to 0.
+A tagging teacher may cut words into other pieces: first pieces are compared, word by word.
 """
 
 from collections.abc import Callable, Collection
@@ -29,7 +24,19 @@ from smallbert.training.trusted import check_trust
 
 
 class Distill(Method):
-    """Learn from a teacher's scores: alpha * T^2 * KL(teacher || student) + (1 - alpha) * the task's own loss."""
+    """Learn from a teacher's scores: alpha * T^2 * KL(teacher || student) + (1 - alpha) * the task's own loss.
+
+    teacher: who teaches: 'latest' (the last encoder trained on the task without a teacher; before one, the given model
+        if it was made for the task), a name given by mark(), a model folder, or a name on the hub
+    alpha: weight of the teacher's term; the labels have the rest. Of n teachers in one phase each has its alpha / n.
+    temperature: T, by which scores are divided before the softmax; higher shows more of the classes that are not chosen
+    metric: how scores are compared: 'kl', T^2 KL(teacher || student) of softmaxes; 'ce', the same with the teacher's
+        own entropy left in; 'mse', mean squared difference, without T, as it is of regressions in any case
+    length: tokens of a text that the teacher reads at most, as --length is the student's; None: as many as the student
+    schedule: course of alpha: 'constant'; 'fade_in' from 0, 'fade_out' to 0, linearly; the labels have the rest at
+        every step
+    share: share of the phase's steps, from its beginning, in which alpha fades in or out
+    """
 
     trains: ClassVar[bool] = True
     teaches: ClassVar[bool] = True
@@ -38,9 +45,9 @@ class Distill(Method):
     alpha: float = 0.9
     temperature: float = 2.0
     metric: Literal["kl", "ce", "mse"] = "kl"
-    length: int | None = None  # how many tokens of a text the teacher reads; as many as the student
+    length: int | None = None
     schedule: Literal["constant", "fade_in", "fade_out"] = "constant"
-    share: float = 1.0  # of the phase, in which alpha comes or goes; the labels have the rest
+    share: float = 1.0
 
     def check(self) -> None:
         """Shares and a temperature."""

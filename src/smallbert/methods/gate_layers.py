@@ -16,10 +16,16 @@ from smallbert.model.mixing import Gates, check_free, check_no_pooler
 
 
 class GateLayers(Method):
-    """Let the head read a mixture of all layers whose weights depend on each text."""
+    """Let the head read a mixture of all layers whose weights depend on each text.
+
+    squeeze: what one number stands for a layer's state: 'first' a learned direction of the first token, 'square' the
+        mean square of all features of all tokens
+    ratio: how many times fewer numbers lie between the two maps than there are hidden states
+    lr: learning rate of the gates
+    """
 
     squeeze: Literal["first", "square"] = "first"
-    ratio: int = 3  # how many times fewer numbers there are between the two maps than hidden states
+    ratio: int = 3
     lr: float = 1e-3
 
     def check(self) -> None:

@@ -11,7 +11,10 @@ from smallbert.model.encoder import HEAD, PLAIN
 
 
 class Head(Method):
-    """Put a new head for the task on the encoder."""
+    """Put a new head for the task on the encoder.
+
+    pool: what a head for whole texts reads: the first token, or the mean of all tokens
+    """
 
     stage: ClassVar[int] = 0
 

@@ -13,11 +13,19 @@ from smallbert.training.masks import What
 
 
 class Lottery(Method):
-    """Find a sparse part of the encoder that trains from where it started: train, prune, rewind, round after round."""
+    """Find a sparse part of the encoder that trains from where it started: train, prune, rewind, round after round.
+
+    keep: share of the weights that the ticket keeps; weights that are zero already count as pruned
+    rounds: number of rounds of training, pruning and rewinding, each of which prunes equally many weights
+    part: recipe that trains the model in every round, and the ticket at the end
+    scope: 'local' keeps the same share of every matrix, 'global' compares the weights of all matrices
+    what: 'layers' prunes all matrices of the layers; 'pooler' adds the pretrained dense layer above them, where there
+        is one, and 'embeddings' the word embeddings. Biases, norms and the last layer of a head are never pruned
+    """
 
     keep: float = 0.3
     rounds: int = 7
-    part: Combines = "train(epochs=3, lr=2e-05)"  # type: ignore[assignment]  # a recipe, written as text
+    part: Combines = "train(epochs=3, lr=2e-05)"  # type: ignore[assignment]
     scope: Literal["local", "global"] = "global"
     what: What = "layers+pooler"
 

@@ -19,14 +19,24 @@ READS = {"tag": "token", "answer": "token"}
 
 
 class Lstm(Method):
-    """Take a bidirectional LSTM over the teacher's words, or new ones, as the student."""
+    """Take a bidirectional LSTM over the teacher's words, or new ones, as the student.
+
+    width: numbers in the state of each direction
+    layers: LSTM layers, one above the other
+    inner: numbers that the head reads, from a dense layer above the LSTM
+    words: word embeddings: 'copy', the teacher's, reduced to their main directions for a smaller `embed`; 'new', random
+    embed: numbers of a word's embedding, at most the teacher's if copied; None: the teacher's, or 300 for new words
+    pairs: whether two texts are read one by one and then compared, or as one; None: one by one if the task has two. To
+        tag words and to find answers both are read as one in any case.
+    dropout: rate at which word embeddings, and what the head reads, are dropped while training
+    """
 
     width: int = 150
     layers: int = 1
-    inner: int = 200  # what the head reads
+    inner: int = 200
     words: Literal["copy", "new"] = "copy"
-    embed: int | None = None  # numbers a word: the teacher's, reduced to their main directions, or 300 if new
-    pairs: bool | None = None  # read two texts one by one; as the task is
+    embed: int | None = None
+    pairs: bool | None = None
     dropout: float = 0.1
 
     def check(self) -> None:

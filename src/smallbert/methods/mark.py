@@ -7,7 +7,10 @@ from smallbert.methods import Method
 
 
 class Mark(Method):
-    """Remember the encoder as it is now, under a name that distill and rewind can use."""
+    """Remember the encoder as it is now, under a name that distill and rewind can use.
+
+    label: name of the mark, any text but '' and 'latest'; given again, it names the later encoder
+    """
 
     label: str
 

@@ -12,14 +12,25 @@ from smallbert.training.schedule import Schedule
 
 
 class MixLayers(Method):
-    """Let the head read a learned mixture of all layers instead of the last one."""
+    """Let the head read a learned mixture of all layers instead of the last one.
+
+    init: how the mixture begins: 'xavier' with small random weights, 'zeros' with equal ones, 'plain' as the model
+        without a mixture, to the bit
+    norm: what is brought to mean 0 and variance 1 before states are summed: 'token' each token, over all layers and
+        features; 'feature' each token of each layer, over its features; 'layer' each feature of a token, over layers
+    dropout: rate of dropout on what is summed
+    layers: numbers of the hidden states to read; 0 is the embedding output, -1 the last layer, None all
+    layer_dropout: chance that a whole layer is left out of a step; the others have its weight
+    gradual: share of the phase in which the mixture takes over from the last layer; 0 from the first step
+    lr: learning rate of the mixture's weights
+    """
 
     init: Literal["xavier", "zeros", "plain"] = "xavier"
     norm: Literal["token", "feature", "layer", "none"] = "token"
     dropout: float = 0.1
-    layers: list[int] | None = None  # 0 is the embedding output, -1 the last layer; all by default
+    layers: list[int] | None = None
     layer_dropout: float = 0.0
-    gradual: float = 0.0  # the share of the phase in which the mixture takes over from the last layer
+    gradual: float = 0.0
     lr: float = 1e-2
 
     def check(self) -> None:

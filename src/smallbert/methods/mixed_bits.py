@@ -32,18 +32,31 @@ NAMINGS = 4  # how often it says each name, here and where what was trained is s
 
 
 class MixedBits(Aware):
-    """Give each layer its own number of bits, by how sharply the loss bends along it, within a budget of size."""
+    """Give each layer its own number of bits, by how sharply the loss bends along it, within a budget of size.
+
+    budget: size to stay within, in `unit`
+    unit: 'bits' per weight of the layers, on average and without scales; 'MB' (10^6 bytes) of the whole model folder
+    fewest: least number of bits per weight that a layer is given
+    most: largest number of bits per weight that a layer is given
+    group: numbers of a row that share a scale
+    embeddings: bits per number of the embedding tables; other matrices outside the layers have 8
+    activations: how inputs of linear layers are rounded: False not at all; True to 8 bits, each token by its own
+        largest number; 'static' to 8 bits, by one fixed range per layer, found on training texts
+    batches: number of batches of training texts on which the sharpness of each layer is measured
+    examples: number of texts per batch
+    rounds: largest number of power iterations per eigenvalue; they end early once it changes by no more than 1 %
+    """
 
     budget: float = 3.0
-    unit: Literal["bits", "MB"] = "bits"  # bits a weight of the layers on average (without scales), or the whole folder
+    unit: Literal["bits", "MB"] = "bits"
     fewest: Bits = 2
     most: Bits = 8
     group: int = 64
     embeddings: Bits = 8
     activations: Activations = False
     batches: int = 8
-    examples: int = 16  # texts of a batch
-    rounds: int = 20  # of the power iteration, at most
+    examples: int = 16
+    rounds: int = 20
 
     def check(self) -> None:
         """A budget, a range of bits and counts."""
@@ -150,18 +163,21 @@ def choose_bits(sharpness: np.ndarray, errors: np.ndarray, sizes: np.ndarray, ro
     """Which number of bits each layer gets, so that all fit into the room: a choice (column) for each layer (row).
 
     All begin with the fewest, for which there is room; the step that saves most of sharpness * error for its size is
-    taken, while one fits.
+    taken, while one fits. It may go further than to the next number of bits: two, which are -a, 0 and a, can be further
+    off than one.
     """
     chosen, count = [0] * len(sharpness), errors.shape[1]
     left = room - sizes[:, 0].sum()
     while True:
         steps = []
         for place, now in enumerate(chosen):
-            if now + 1 < count and (more := sizes[place, now + 1] - sizes[place, now]) <= left:
-                saved = sharpness[place] * (errors[place, now] - errors[place, now + 1])
-                steps.append((saved / more, -place, more))
+            for next_ in range(now + 1, count):
+                more = sizes[place, next_] - sizes[place, now]
+                saved = sharpness[place] * (errors[place, now] - errors[place, next_])
+                if more <= left and saved >= 0:
+                    steps.append((saved / more, -place, -next_, more))
         if not steps:
             return chosen
-        _, place, more = max(steps)
-        chosen[-place] += 1
+        _, place, next_, more = max(steps)
+        chosen[-place] = -next_
         left -= more

@@ -1,13 +1,10 @@
 """Movement pruning (Sanh et al. 2020): keep the weights that training moves away from zero.
 
-Each weight W has a score S whose straight-through gradient is W * dL/dW'; the highest scores stay. With
-train_weights=False only masks are learned (SMP, Jiang et al. 2023): the whole backbone stays as it is, biases and norms
-too; scores, the head and a mixture train.
+Each weight W has a score S whose straight-through gradient is W * dL/dW'; the highest scores stay. They are learned
+from the first step on, when the model is still whole.
 
 The paper's scores start at zero; here they start next to it, apart from each other in the order of sizes, so that what
-no gradient reaches (words that no text holds, layers that nothing reads) is ranked by size. They are learned from the
-first step on, when the model is still whole. Two ways to give them a better start: init="magnitude" starts each at the
-rank of its weight's size, fresh=True forgets scores and their moments when the ramp begins.
+no gradient reaches (words that no text holds, layers that nothing reads) is ranked by size.
 """
 
 from typing import Any, Literal
@@ -31,7 +28,15 @@ APART = 1e-4  # of one step of the scores: how far from zero they start at most
 
 
 class Movement(Gradual):
-    """Prune the weights that training moves towards zero, by scores learned beside them."""
+    """Prune the weights that training moves towards zero, by scores learned beside them.
+
+    lr: peak learning rate of the scores; warm-up and decay are the phase's
+    init: initial scores: 'zeros' next to zero, in the order of the weights' sizes; 'magnitude' the rank of each
+        weight's size, spread so far that one epoch of steady gradients can turn the order round
+    fresh: whether scores start anew at `begin`, from the weights as they are then, with Adam's moments at zero
+    train_weights: whether the weights are trained too. False trains only the masks, the head and any mixture of layers;
+        weights that stay keep their values, and so do biases and norms (SMP, Jiang et al. 2023)
+    """
 
     lr: float = 1e-2
     init: Literal["zeros", "magnitude"] = "zeros"

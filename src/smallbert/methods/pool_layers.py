@@ -33,22 +33,36 @@ MIXTURE_RATE = 1e-2  # as in mix_layers
 
 
 class PoolLayers(Method):
-    """Put a head on the encoder that reads the hidden states of all layers."""
+    """Put a head on the encoder that reads the hidden states of all layers.
+
+    kind: 'adapter' projects every state to `width` numbers and reads all of these; 'mix' is a plain head on a learned
+        mixture of the layers; 'attention' lets one learned query weigh all layers and tokens
+    width: numbers that each token's state is projected to
+    tokens: what an adapter reads of a text: each position by itself, the mean of its tokens, or the first token
+    masked: whether padding is left out; if not, all texts are padded to one length and the padding is read too
+    layers: numbers of the hidden states to read; 0 is the embedding output, -1 the last layer, None all
+    norm: 'feature' brings each token's state to mean 0 and variance 1 before it is read
+    dropout: rate at which what is read is dropped while training
+    length: positions that are read; None takes those of the task's longest text
+    detach: learn beside the plain head in the same pass; the encoder learns from the plain head alone
+    beside: learn beside the plain head in the same pass; the encoder learns from both
+    lr: learning rate of the pooler; None takes the phase's, or 0.001 beside a plain head
+    """
 
     stage: ClassVar[int] = 5
     pools: ClassVar[bool] = True
 
     kind: Literal["adapter", "mix", "attention"] = "adapter"
-    width: int = 16  # to how many numbers each state is made
-    tokens: Literal["positions", "mean", "first"] = "positions"  # of whole texts, what an adapter reads; see its class
-    masked: bool = True  # leave out padding; without, texts are padded to one length and all of it is read
-    layers: list[int] | None = None  # 0 is the embedding output, -1 the last layer; all by default
+    width: int = 16
+    tokens: Literal["positions", "mean", "first"] = "positions"
+    masked: bool = True
+    layers: list[int] | None = None
     norm: Literal["none", "feature"] = "none"
     dropout: float = 0.1
-    length: int | None = None  # how many positions are read; the task's longest text by default
-    detach: bool = False  # learn beside the plain head, in the same pass, and leave the encoder to that
-    beside: bool = False  # learn beside the plain head, and both teach the encoder
-    lr: float | None = None  # a learning rate of its own; the phase's by default, or 1e-3 beside a plain head
+    length: int | None = None
+    detach: bool = False
+    beside: bool = False
+    lr: float | None = None
 
     def check(self) -> None:
         """What fits together."""

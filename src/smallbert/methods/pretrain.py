@@ -13,26 +13,43 @@ from smallbert.model.words import WORDS, WordHead, put_word_head
 
 
 class _Corpus(Method):
-    """A text file, or a folder of them; the task's training texts if not given."""
+    """A text file, or a folder of them; the task's training texts if not given.
+
+    text: plain text file, or folder of them, in which an empty line ends a document; None: the task's training texts
+    """
 
     text: str | None = None
 
 
 class Pretrain(Train, _Corpus):
-    """Train the encoder to guess hidden words of a plain text file, of a folder of them, or of the task's texts."""
+    """Train the encoder to guess hidden words of a plain text file, of a folder of them, or of the task's texts.
+
+    epochs: passes over the blocks of the text; 0.5 is half of one
+    lr: highest learning rate, reached after the warm-up and lowered in a straight line to 0
+    steps: steps to train, instead of `epochs`; None: as many as `epochs` say
+    share: share of a block's tokens, special ones apart, that are to be guessed: of these 80 % are hidden by the mask
+        token, 10 % become a random word piece, and 10 % stay as they are
+    whole_words: whether all pieces of a word are to be guessed together
+    length: tokens of a block at most, special ones included; never more than the model reads
+    tokens: where words are scored: 'masked', where they are to be guessed; 'all', at every token, so that a teacher can
+        teach at all of them
+    keep_head: whether the head that guesses words is kept when the phase ends, as distill and augment may need it; one
+        that was kept before stays in any case
+    mixed: chance of each word to be cut by the second vocabulary, from 0 to 1; None: 0.5 where there is one
+    """
 
     stage: ClassVar[int] = 5
     guesses: ClassVar[bool] = True
 
     epochs: float = 1.0
     lr: float = 1e-4
-    steps: int | None = None  # instead of epochs
+    steps: int | None = None
     share: float = 0.15
     whole_words: bool = False
     length: int = 128
-    tokens: Literal["masked", "all"] = "masked"  # where words are scored; a teacher can teach at all of them
-    keep_head: bool = False  # keep what guesses words, as distill and augment may need it
-    mixed: float | None = None  # the share of words cut by a second vocabulary; half of them where there is one
+    tokens: Literal["masked", "all"] = "masked"
+    keep_head: bool = False
+    mixed: float | None = None
 
     def check(self) -> None:
         """What can be hidden and read."""

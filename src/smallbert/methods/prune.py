@@ -1,7 +1,4 @@
-"""One-shot pruning, without training: the smallest weights become zeros and stay so. The parts of the lottery's rounds.
-
-With by="random" those that stay are drawn at random: the floor that any criterion has to beat.
-"""
+"""One-shot pruning, without training: the smallest weights become zeros and stay so, as in the lottery's rounds."""
 
 from typing import Any
 

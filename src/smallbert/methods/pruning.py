@@ -10,7 +10,20 @@ from smallbert.training.schedule import Schedule
 
 
 class Gradual(Method, shared=True):
-    """What every method has that masks ever more weights while training goes on, from `begin` to `finish` of it."""
+    """What every method has that masks ever more weights while training goes on, from `begin` to `finish` of it.
+
+    keep: share of the weights that stay in the end; weights that are zero already count as pruned
+    scope: 'local' keeps that share of every matrix, 'global' of all matrices taken together
+    begin: share of the phase's steps before pruning begins
+    finish: share of the phase's steps after which the share kept stays at `keep`
+    shape: how the share kept falls from `begin` to `finish`: 'cubic' fast at first, then ever more slowly; 'linear' at
+        a steady rate; 'constant' at once, at `begin`
+    first: share kept at `begin`; below 1, pruning starts with a drop. Not used with shape='constant'
+    stairs: number of drops in which the share kept falls, evenly spaced in time, the last at `finish`; 0 lets it fall
+        at every step
+    what: 'layers' prunes all matrices of the layers; 'pooler' adds the pretrained dense layer above them, where there
+        is one, and 'embeddings' the word embeddings. Biases, norms and the last layer of a head are never pruned
+    """
 
     trains: ClassVar[bool] = True
     prunes: ClassVar[bool] = True
@@ -21,8 +34,8 @@ class Gradual(Method, shared=True):
     begin: float = 0.1
     finish: float = 0.7
     shape: Literal["cubic", "linear", "constant"] = "cubic"
-    first: float = 1.0  # what is kept at `begin`: below 1, the way starts with a drop
-    stairs: int = 0  # go down in so many equal steps of time; 0: at every step
+    first: float = 1.0
+    stairs: int = 0
     what: What = "layers"
 
     def check(self) -> None:
@@ -32,6 +45,11 @@ class Gradual(Method, shared=True):
             raise UserError(f"{self.name}: first is a share above 0 and up to 1, not {self.first}")
         if self.stairs < 0:
             raise UserError(f"{self.name}: stairs is a number of steps, or 0 for a smooth way, not {self.stairs}")
+        if self.shape == "constant" and (self.first, self.stairs) != (type(self).first, 0):
+            raise UserError(
+                f"{self.name}: shape='constant' prunes at once, at `begin`, so that first and stairs have no effect; "
+                "leave them out"
+            )
         check_ramp(self)
 
     def schedule(self) -> Schedule:
@@ -49,7 +67,15 @@ class Gradual(Method, shared=True):
 
 
 class OneShot(Method, shared=True):
-    """What methods have that write zeros once."""
+    """What methods have that write zeros once.
+
+    keep: share of the weights that stay; weights that are zero already count as pruned
+    scope: 'local' keeps that share of every matrix, 'global' of all matrices taken together
+    by: 'magnitude' keeps the largest weights; 'random' keeps some drawn at random from those that are not zero, the
+        floor that any criterion has to beat
+    what: 'layers' prunes all matrices of the layers; 'pooler' adds the pretrained dense layer above them, where there
+        is one, and 'embeddings' the word embeddings. Biases, norms and the last layer of a head are never pruned
+    """
 
     prunes: ClassVar[bool] = True
     stage: ClassVar[int] = 30

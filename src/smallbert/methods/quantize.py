@@ -37,20 +37,39 @@ GROUP = 64
 
 
 class Quantize(Method):
-    """Store weights, embeddings included, as whole numbers of 8, 4, 3, 2 or 1 bits."""
+    """Store weights, embeddings included, as whole numbers of 8, 4, 3, 2 or 1 bits.
+
+    bits: bits per weight; 1 stores the sign, with the mean size of the weights that share a scale as that scale
+    activations: how inputs of linear layers are rounded: False not at all; True to 8 bits, each token by its own
+        largest number; 'static' to 8 bits, by one fixed range per layer, found on training texts
+    scope: which weights share a scale: 'row' each row of a matrix, 'group' every `group` numbers of a row, 'tensor' the
+        whole matrix
+    group: numbers of a row that share a scale, with scope='group'
+    symmetric: whether the range is centred on zero. False lets it reach from the smallest to the largest weight (and to
+        zero) and stores a zero point with each scale; one bit is always symmetric
+    embeddings: bits per number of the embedding tables; None takes `bits`
+    search: whether the range of each scale is narrowed where that lowers the squared error of its weights. False lets
+        every range hold its largest weight
+    feedback: whether linear layers are rounded column by column, later columns making up for the errors of earlier ones
+        on training texts (GPTQ)
+    smooth: how strongly outliers of rounded inputs are moved into the weights (SmoothQuant), from 0 (not at all) to
+        below 1, for layers whose inputs nothing else reads. 'search' finds the strength with the least error layer by
+        layer, and the other layers scale their inputs themselves
+    texts: number of training texts, drawn at random, that feedback, smooth and activations='static' look at
+    """
 
     stage: ClassVar[int] = 50
 
     bits: Bits = 8
-    activations: Activations = False  # round inputs to 8 bits too: True token by token, "static" by ranges of train
-    scope: Scope = "row"  # what shares a scale
+    activations: Activations = False
+    scope: Scope = "row"
     group: int = GROUP
     symmetric: bool = True
-    embeddings: Bits | None = None  # None: as many bits as the layers
-    search: bool = False  # for each scale, of which rounding is nearest, instead of that which holds the largest number
+    embeddings: Bits | None = None
+    search: bool = False
     feedback: bool = False
-    smooth: float | Literal["search"] = 0.0  # "search": of each layer the strength that leaves the least error
-    texts: int = TEXTS  # of train, that ranges and feedback are found on
+    smooth: float | Literal["search"] = 0.0
+    texts: int = TEXTS
 
     def check(self) -> None:
         """Settings that fit each other."""

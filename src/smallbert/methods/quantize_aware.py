@@ -2,14 +2,9 @@
 
     quantize_aware(8) + train(epochs=1)
     magnitude(0.3) + quantize_aware(8) + distill + train(epochs=1)      prune, round and learn from a teacher at once
-
-What comes out is what `quantize` stores. The published ranges of inputs move with a decay of 0.9999 a step, so that a
-short run keeps those of its first batch; here they are the mean over all steps until that decay would be slower.
-
     quantize_aware(8, smooth="search") + distill(alpha=1.0) + train(epochs=1)
 
-A neuron that is many times as large as all others would take the steps of such a range from them. Layers that scale
-their inputs, each its own, by factors found before the first step as `quantize` finds them, have a range for all.
+What comes out is what `quantize` stores.
 """
 
 from typing import Any, ClassVar, Literal
@@ -131,7 +126,23 @@ class Aware(SeenRounded, shared=True):
 
 
 class QuantizeAware(Aware):
-    """Train with weights and inputs rounded as they will be in use, then store them so."""
+    """Train with weights and inputs rounded as they will be in use, then store them so.
+
+    bits: bits per weight; 1 stores the sign, with the mean size of the weights that share a scale as that scale
+    activations: how inputs of linear layers are rounded: False not at all; True to 8 bits, each token by its own
+        largest number; 'static' to 8 bits, by one fixed range per layer, tracked while training
+    scope: which weights share a scale: 'row' each row of a matrix, 'group' every `group` numbers of a row, 'tensor' the
+        whole matrix
+    group: numbers of a row that share a scale, with scope='group'
+    symmetric: whether the range is centred on zero. False lets it reach from the smallest to the largest weight (and to
+        zero) and stores a zero point with each scale; one bit is always symmetric
+    embeddings: bits per number of the embedding tables; None takes `bits`
+    decay: share of the old range that is kept at each step, with activations='static'. In the first 1 / (1 - decay)
+        steps a range is the mean over all steps so far; the paper's keeps that of the first batch in a short run
+    smooth: 'search' lets each layer scale its inputs by factors that are found on training texts before the first step,
+        so that a neuron many times as large as all others does not take the steps of a range from them. None scales no
+        inputs
+    """
 
     trains: ClassVar[bool] = True
 
@@ -140,9 +151,9 @@ class QuantizeAware(Aware):
     scope: Scope = "row"
     group: int = 64
     symmetric: bool = True
-    embeddings: Bits | None = None  # None: as many bits as the layers
+    embeddings: Bits | None = None
     decay: float = DECAY
-    smooth: Literal["search"] | None = None  # each layer scales its inputs by what leaves the least error
+    smooth: Literal["search"] | None = None
 
     def check(self) -> None:
         """A grid, a decay, and inputs to scale."""
@@ -154,6 +165,8 @@ class QuantizeAware(Aware):
             )
         if not 0 <= self.decay < 1:
             raise UserError(f"{self.name}: decay is a share from 0 to below 1, not {self.decay}")
+        if self.decay != DECAY and self.activations != "static":
+            raise UserError(f"{self.name}: decay={self.decay} moves the ranges of activations='static'; leave it out")
 
     def storage(self) -> Quantize:
         """The same grid."""

@@ -7,7 +7,11 @@ from smallbert.methods import Method
 
 
 class Repeat(Method):
-    """Run a part of a recipe a number of times over."""
+    """Run a part of a recipe a number of times over.
+
+    times: how often it is run, 1 or more
+    part: the recipe that is repeated, of one phase or several
+    """
 
     times: int
     part: Any

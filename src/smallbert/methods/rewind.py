@@ -9,7 +9,10 @@ from smallbert.methods import Method
 
 
 class Rewind(Method):
-    """Set the backbone's weights back to a mark; zeros that were settled since stay zeros."""
+    """Set the backbone's weights back to a mark; zeros that were settled since stay zeros.
+
+    label: name given by mark() to an encoder of the same shape
+    """
 
     label: str
 

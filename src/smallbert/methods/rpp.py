@@ -27,14 +27,23 @@ from smallbert.training.masks import (
 
 
 class Rpp(Method):
-    """Prune by shrinking weights after each step, small ones the fastest, until they are zero."""
+    """Prune by shrinking weights after each step, small ones the fastest, until they are zero.
+
+    pull: strength of the shrinking; a higher one prunes more. The paper's values are for pretraining, and the default
+        is not one of them
+    steps: number of steps between reweightings; until the first one, all weights are pulled alike
+    edge: constant added to a weight's size before the pull is divided by it; weights next to zero are pulled 1 / edge
+        times as hard as at first
+    what: 'layers' prunes all matrices of the layers; 'pooler' adds the pretrained dense layer above them, where there
+        is one, and 'embeddings' the word embeddings. Biases, norms and the last layer of a head are never pruned
+    """
 
     trains: ClassVar[bool] = True
     prunes: ClassVar[bool] = True
     stage: ClassVar[int] = 30
 
-    pull: float = 0.01  # the paper's values are for pretraining; this one is ours
-    steps: int = 100  # between two reweightings
+    pull: float = 0.01
+    steps: int = 100
     edge: float = 1e-3
     what: What = "layers"
 

@@ -34,16 +34,28 @@ CHUNK = 2**16  # blocks whose equations are solved together
 
 
 class SecondOrder(Gradual):
-    """Prune in a few events the weights whose removal costs the loss least, and correct the others for it."""
+    """Prune in a few events the weights whose removal costs the loss least, and correct the others for it.
+
+    scope: 'global' compares the costs of all matrices, as the paper does; 'local' keeps the same share of every matrix
+    first: share kept after the first event; not used with events=1 or shape='constant'
+    events: number of times weights are pruned, evenly spaced from `begin` to `finish`; a single event is at `finish`
+    block: number of neighbouring weights of a flattened matrix that share a block of the Fisher matrix; memory grows in
+        proportion
+    gradients: number of gradients from which the Fisher matrix is estimated at each event
+    examples: number of training examples whose mean loss gives one gradient
+    damp: constant added to the diagonal of the Fisher matrix, so that it can be inverted
+    update: how the weights left in a block are corrected: 'each' adds up what each removal alone would call for, as the
+        paper's code does; 'joint' solves for all removals at once; 'none' leaves them as they are
+    """
 
     scope: Literal["local", "global"] = "global"
     first: float = 0.3
     events: int = 7
     block: int = 50
     gradients: int = 1024
-    examples: int = 16  # whose mean loss gives one gradient
+    examples: int = 16
     damp: float = 1e-7
-    update: Literal["each", "joint", "none"] = "each"  # as if each went alone (the paper's code), or all at once
+    update: Literal["each", "joint", "none"] = "each"
 
     def check(self) -> None:
         """Shares, a ramp inside the phase, and counts."""

@@ -17,9 +17,16 @@ from smallbert.sources import folder_read
 class ShareProjections(Method):
     """Pull each matrix W_S of a layer towards U W_T V, one pair U, V for all layers' matrices of a kind.
 
-    The loss is the mean square of U W_T V - W_S (down) or of W_T - U W_S V (up), over kinds and layers. A layer
-    learns from the one it would be copied from. It aligns weights, not what they compute. With words=True so do the
-    word embeddings, by a V alone: rows of the same piece belong together, whatever their numbers.
+    weight: weight of this term in the phase's loss
+    way: what the loss is the mean square of: 'down', U W_T V - W_S; 'up', W_T - U W_S V
+    lr: learning rate of U and V, which are gone when the phase ends
+    teacher: who teaches: 'latest' (the last encoder trained on the task without a teacher; before one, the given model
+        if it was made for the task), a name given by mark(), a model folder, or a name on the hub
+    words: whether word embeddings are pulled too, by a V alone: rows of the same piece belong together, whatever their
+        numbers
+
+    The loss is the mean over kinds and layers. A layer learns from the one it would be copied from. It aligns weights,
+    not what they compute.
     """
 
     trains: ClassVar[bool] = True

@@ -28,12 +28,15 @@ NUMBERED = [f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep", "
 class SmallVocabulary(Method):
     """Train a small WordPiece vocabulary on a text file or on the task's texts and read with that from now on.
 
+    size: word pieces at most, special ones included
+    text: plain text file, or folder of them, to learn the pieces from; None: the task's training texts
+
     A new piece begins as the mean of what the old vocabulary made of the same letters. Where add_vocabulary has given
     the model a second vocabulary, that one and the rows it has learned are what stays.
     """
 
-    size: int = 4928  # at most
-    text: str | None = None  # plain text, a file or a folder of them; the task's training texts if not given
+    size: int = 4928
+    text: str | None = None
 
     def check(self) -> None:
         """Room for more than the special pieces."""

@@ -27,7 +27,14 @@ from smallbert.training.schedule import Schedule
 
 
 class SmoothMovement(Gradual):
-    """Prune the weights that matter least to the loss, by importance and its uncertainty, both smoothed."""
+    """Prune the weights that matter least to the loss, by importance and its uncertainty, both smoothed.
+
+    scope: 'global' compares the scores of all matrices, as the paper does; 'local' keeps the same share of every matrix
+    window: number of steps over which importance is averaged; at the end of each window scores are updated, and weights
+        pruned by them
+    smooth: share of the old running mean of importance that is kept at each update; 0 keeps the last window alone
+    smooth_uncertainty: the same for the running mean of the uncertainty
+    """
 
     scope: Literal["local", "global"] = "global"
     window: int = 10

@@ -1,7 +1,4 @@
-"""Store pruned matrices without their zeros, and multiply them sparsely where a CPU then measures faster.
-
-Two processes may find different ways faster: their scores then agree up to float noise; with run="dense", to the bit.
-"""
+"""Store pruned matrices without their zeros, and multiply them sparsely where a CPU then measures faster."""
 
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +12,13 @@ from smallbert.model.zeros import SparseLinear, best_width, expected_room, spars
 
 
 class Sparse(Method):
-    """Store the layers' matrices without their zeros; a CPU multiplies them sparsely where that measures faster."""
+    """Store the layers' matrices without their zeros; a CPU multiplies them sparsely where that measures faster.
+
+    values: number format in which weights are stored: 'float32' as they are, 'float16' rounded, in half the room
+    run: how a CPU multiplies in use: 'measured' times both ways and takes the faster, so that the scores of two
+        processes agree up to float noise only; 'dense' fills the zeros in, and scores agree to the bit; 'sparse' leaves
+        them out
+    """
 
     stage: ClassVar[int] = 60
 

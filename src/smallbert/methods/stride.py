@@ -9,7 +9,10 @@ from smallbert.model.stride import Stride as Strided
 
 
 class Stride(Method):
-    """Join every few tokens before the layers and spread what comes of them over all tokens after them."""
+    """Join every few tokens before the layers and spread what comes of them over all tokens after them.
+
+    step: how many tokens are joined into one, 2 or more
+    """
 
     step: int = 2
 

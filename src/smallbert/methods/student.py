@@ -30,6 +30,20 @@ BETTER = "write start='slice' to cut them out of the teacher, or start='random' 
 class Student(Method):
     """Make a smaller model of the encoder: fewer layers, and narrower if asked; or take another checkpoint.
 
+    layers: number of layers, or a list of those to take, counted from 0, in ascending order
+    width: features of a hidden state; None: as before
+    heads: attention heads of a layer: with a width or start='random' they share the width, else that many of the old
+        heads stay; None: as many of the old size as fill the width, or, if none do exactly, as many as before
+    ffn: inner neurons of a layer's feed-forward network; None: as before, in proportion to the width
+    start: 'copy' takes whole layers as they are; 'slice' cuts smaller ones out of them; 'random' draws all weights anew
+    which: which layers, where `layers` is a number: 'even', evenly up to the last; 'spread', evenly from the first to
+        the last; 'first'; 'last'; 'ends', half of them from either end
+    model: another model to take as it is, with its own tokenizer: a folder, or a name on the hub; None makes one of the
+        encoder
+    by: which features, heads and neurons a slice keeps: 'size', those of the largest weights; 'loss', those of the
+        largest |weight * gradient| on the task
+    examples: training texts at most, drawn at random, that tell the gradient for by='loss'
+
     student(4)                                       four layers, evenly spaced, copied
     student(4, width=312, ffn=1200, start='slice')   the features, heads and neurons with the largest weights
     student(4, heads=2, start='slice', by='loss')    those without which the task's loss would rise most
@@ -39,13 +53,13 @@ class Student(Method):
 
     layers: int | list[int] = 4
     width: int | None = None
-    heads: int | None = None  # with a width: as many heads as keep their size; alone: that many of the old heads
-    ffn: int | None = None  # in proportion to the width
+    heads: int | None = None
+    ffn: int | None = None
     start: Literal["copy", "slice", "random"] = "copy"
     which: Literal["even", "spread", "first", "last", "ends"] = "even"
-    model: str | None = None  # a hub name or a folder, with its own tokenizer
-    by: Literal["size", "loss"] = "size"  # what a slice keeps: large weights, or |weight * gradient| over the task
-    examples: int = 512  # training examples that tell the gradient
+    model: str | None = None
+    by: Literal["size", "loss"] = "size"
+    examples: int = 512
 
     def check(self) -> None:
         """Sizes from 1; another model comes as it is."""
@@ -57,6 +71,8 @@ class Student(Method):
                 "student: by='loss' chooses what to cut out by some examples, so write start='slice', not "
                 f"{self.brief()}"
             )
+        if isinstance(self.layers, list) and self.which != type(self).which:
+            raise UserError(f"student: layers={self.layers} names each layer, so leave out which={self.which!r}")
         as_it_is = {field.name: field.default for field in fields(self)}
         if self.model is not None and {**self.settings(), "model": None} != as_it_is:
             raise UserError(

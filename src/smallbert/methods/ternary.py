@@ -14,12 +14,18 @@ from smallbert.training.aware import Rule, to_ternary
 
 
 class Ternary(Aware):
-    """Let each weight be -a, 0 or a, while training if there is any, and store it in two bits."""
+    """Let each weight be -a, 0 or a, while training if there is any, and store it in two bits.
+
+    scope: which weights share one a: 'row' each row of a matrix, 'tensor' the whole matrix
+    embeddings: bits per number of the embedding tables; None makes them ternary too
+    activations: how inputs of linear layers are rounded: False not at all; True to 8 bits, each token by its own
+        largest number; 'static' to 8 bits, by one fixed range per layer, found on training texts
+    """
 
     rule: ClassVar[Rule] = staticmethod(to_ternary)
 
     scope: Literal["row", "tensor"] = "row"
-    embeddings: Bits | None = None  # None: ternary too
+    embeddings: Bits | None = None
     activations: Activations = False
 
     def storage(self) -> Quantize:

@@ -8,7 +8,26 @@ from smallbert.methods import Method
 
 
 class Train(Method):
-    """Set epochs, learning rate and batch size of the phase it stands in."""
+    """Set epochs, learning rate and batch size of the phase it stands in.
+
+    epochs: passes over the training texts; 0.5 is half of one
+    lr: highest learning rate, reached after the warm-up and lowered in a straight line to 0
+    batch: texts a step, over all processes together
+    warmup: share of the steps in which the learning rate rises from 0
+    weight_decay: AdamW's, of matrices; biases, norms and single scalars have none
+    clip: largest joint norm of the gradients, which larger ones are scaled down to; 0 leaves them as they are
+    dropout: rate of every dropout in the encoder; None keeps what the model came with
+    freeze: what is left untrained: nothing, the embeddings, or the whole backbone, so that only the head learns
+    layout: 'packed' puts texts one behind the other without padding, 'padded' sorts them into batches of like length;
+        'auto' packs on a GPU where the model's attention allows it
+    half: whether a GPU computes in bfloat16; CPUs always compute in float32
+    graphs: whether a GPU records a step once and replays it, which saves the time of launching each kernel
+    compile: whether layers are compiled by torch; None does it for phases that are long enough for it to pay
+    store: hidden states of a frozen backbone: 'auto' keeps them while that pays, 'none' computes them at every step,
+        anything else is a folder that `smallbert features build` has written
+    cache: what teachers say of the texts: 'auto' asks beforehand where that pays and deletes it afterwards, 'none' asks
+        at every step, anything else is a folder where it stays for other runs
+    """
 
     trains: ClassVar[bool] = True
     is_train_setting: ClassVar[bool] = True
@@ -25,9 +44,8 @@ class Train(Method):
     half: bool = True
     graphs: bool = True
     compile: bool | None = None
-    store: str = "auto"  # hidden states of a frozen backbone: kept while it pays, "none", or a folder that holds them
-
-    cache: str = "auto"  # what teachers say of each text: kept while it pays, "none", or a folder for other runs too
+    store: str = "auto"
+    cache: str = "auto"
 
     def fits(self, phase: Any, steps: int | None) -> None:
         """A store that is named is there."""

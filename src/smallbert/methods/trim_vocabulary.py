@@ -17,13 +17,17 @@ from smallbert.model.words import WORDS, WordHead, fill_rows
 class TrimVocabulary(Method):
     """Keep the word pieces that occur in a text file or in the task's texts, and forget the rows of all others.
 
+    least: how often a piece has to occur to stay; special pieces and letters always stay
+    text: plain text file, or folder of them, in which pieces are counted; None: the task's training texts
+    size: pieces that stay at most, special ones and letters included, the most frequent first; None: no limit
+
     What is made of kept pieces is cut as before and scored the same to the last bit; other words are cut into smaller
     pieces, down to letters, which all stay. finetune | trim_vocabulary gives a smaller model that needs no training.
     """
 
-    least: int = 1  # how often a piece has to occur
-    text: str | None = None  # plain text, a file or a folder of them; the task's training texts if not given
-    size: int | None = None  # at most so many, the most frequent ones
+    least: int = 1
+    text: str | None = None
+    size: int | None = None
 
     def check(self) -> None:
         """Numbers from one."""

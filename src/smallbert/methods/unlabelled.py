@@ -12,8 +12,10 @@ from smallbert.tasks.task import Split
 class Unlabelled(Method):
     """Bring texts without labels to a phase with a teacher: those of a file, or the task's own.
 
-    A text a line; where the task has two texts, a tab between them. Rows of the task keep their labels beside a file,
-    and lose them without one; `own` says otherwise.
+    text: plain text file, or folder of them, with a text a line; a tab stands between two texts, spaces between words
+        to be tagged; '' brings none
+    own: what becomes of the task's own rows: 'labelled', they are read with their labels; 'unlabelled', without;
+        'left out', they are not read; None: 'labelled' where a text is given, else 'unlabelled'
     """
 
     stage: ClassVar[int] = 5

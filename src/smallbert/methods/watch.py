@@ -16,13 +16,18 @@ from smallbert.model.heads import losses
 
 
 class Watch(Method):
-    """Write down every so many steps how training stands: loss, gradients and spread by layer, masks, mixture."""
+    """Write down every so many steps how training stands: loss, gradients and spread by layer, masks, mixture.
+
+    steps: steps between two looks
+    examples: training texts that are looked at, the same each time
+    mask: with masks as they are at that step, or cut to their share in the end
+    """
 
     trains: ClassVar[bool] = True
 
     steps: int = 200
     examples: int = 64
-    mask: Literal["current", "final"] = "current"  # look with masks as they are, or as cut to their share in the end
+    mask: Literal["current", "final"] = "current"
 
     def check(self) -> None:
         """Counts."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from smallbert.model.attention import Attending
@@ -46,6 +46,11 @@ def each_other(vectors: Tensor, heads: int, scale: float) -> Attending:
     """Tokens that stand to each other by their scaled products, in each of several equal parts."""
     parts = vectors.unflatten(-1, (heads, -1)).transpose(1, 2)
     return Attending(parts, parts, scale)
+
+
+def relation(vectors: Tensor, heads: int) -> Attending:
+    """MiniLM's relation, before its softmax: scaled products of all tokens in each of `heads` parts."""
+    return each_other(vectors, heads, (vectors.shape[-1] / heads) ** -0.5)
 
 
 def attention_scores(found: Attending | Tensor, batch: Batch, cells: Tensor | None = None) -> Side:
@@ -96,6 +101,18 @@ OF_BOTH: dict[str, Callable[[Tensor], Tensor]] = {
     "l2": unit,
     "norm": lambda vectors: functional.layer_norm(vectors, vectors.shape[-1:]),
 }
+
+
+def linear_map(mine: int, theirs: int, seed: int) -> nn.Linear:
+    """A map to the teacher's width; one between equal widths starts by changing nothing."""
+    made = nn.Linear(mine, theirs)
+    with torch.no_grad():
+        if mine == theirs:
+            nn.init.eye_(made.weight)
+        else:
+            nn.init.xavier_uniform_(made.weight, generator=torch.Generator().manual_seed(seed))
+        nn.init.zeros_(made.bias)
+    return made
 
 
 # How far apart it is: one number a token (and head), zero where both are equal, but for "ce".
