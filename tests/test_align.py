@@ -24,6 +24,7 @@ from smallbert.tiny import SHAPES
 from smallbert.training.alignment import Side, attention_scores, distance
 from smallbert.training.loop import train
 from smallbert.training.pairs import MAPS
+from smallbert.training.phase import Phase
 
 TASK = toy_task("pair", 24)
 WHOLE = "train(epochs=4, batch=24, lr=0.003, warmup=0.0, dropout=0.0)"
@@ -520,6 +521,37 @@ def test_layers_whose_turn_has_not_come_cost_nothing_and_change_nothing(pair, sc
             torch.testing.assert_close(torch.zeros_like(expected) if slope is None else slope, expected)
         if progress == 0.0 and transform == "linear_each":
             assert [slopes[f"1.align.{number}.weight"] is None for number in (0, 1)] == [False, True]
+
+
+@pytest.mark.parametrize("what", ["hidden", "relations"])
+@pytest.mark.parametrize("schedule", ["progressive", "stacked", "constant"])
+def test_layers_above_those_that_count_do_not_run(pair, schedule, what, monkeypatch):
+    student, (_, folder) = pair[0], pair[1]["like"]
+    recipe = align(folder, what=what, schedule=schedule, layers="first")
+    phase, ran = phase_of(recipe, student, TASK), []
+    for number, layer in enumerate(phase.encoder.backbone.encoder.layer):
+        layer.register_forward_hook(lambda *_, number=number: ran.append(number))
+    for progress in (0.0, 0.5):
+        ran.append("|")
+        phase.set_dials(progress)
+        phase.loss({"student": batch_of(student, TASK)})
+    assert ran == (["|", 0, 1, "|", 0, 1] if schedule == "constant" else ["|", 0, "|", 0, 1])
+    longer = recipe.replace(WHOLE, "train(epochs=4, batch=12)")
+    short = run(longer, student, TASK, judge=False).encoder
+    monkeypatch.setattr(Phase, "depth", lambda self: None)
+    whole = run(longer, student, TASK, judge=False).encoder
+    assert is_same_state(short, whole)  # to the bit, dropout included
+
+
+def test_all_layers_run_where_a_head_is_read(pair):
+    student, (_, folder) = pair[0], pair[1]["like"]
+    recipe = align(folder, schedule="progressive", layers="first")
+    for beside in (f"distill(teacher={folder!r}, alpha=1.0)", f"distill(teacher={folder!r}, metric='mse')"):
+        phase = phase_of(f"{recipe} + {beside}", student, TASK)
+        phase.set_dials(0.0)
+        assert phase.depth() is None and phase.loss({"student": batch_of(student, TASK)}).isfinite()
+    assert phase_of(recipe.replace("task=0.0", "task=0.5"), student, TASK).depth() is None
+    assert phase_of(recipe, student, TASK).depth() == 1
 
 
 def test_too_few_steps_for_all_layers_in_turn_are_noted(pair):

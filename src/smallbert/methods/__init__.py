@@ -212,6 +212,10 @@ class Method(Combines):
         """The weight (a number or a Schedule) of each loss term, "task" included."""
         return {}
 
+    def depth(self, phase: Any) -> int | None:
+        """How many layers its loss reads at this step; None: all of them, or what a head makes of them."""
+        return 0 if type(self).loss is Method.loss else None
+
     def loss(self, step: Any) -> dict[str, Any]:
         """Extra loss terms by name."""
         return {}

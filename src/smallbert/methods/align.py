@@ -183,6 +183,10 @@ class Align(Method):
             return Schedule(self.weight, self.weight, begin, finish, "constant", before=0.0, after=0.0)
         return Schedule(self.weight / pairs, self.weight / pairs, begin, shape="constant", before=0.0)
 
+    def depth(self, phase: Any) -> int:
+        """The student's highest layer that counts at this step."""
+        return max(mine for mine, _ in self._pairs_at(phase, self._pairs_in(phase)))
+
     def loss(self, step: Any) -> dict[str, Tensor]:
         """How far the student's layers are from the teacher's, in float32, whatever the encoders compute in."""
         phase, every = step.phase, self._pairs_in(step.phase)

@@ -110,13 +110,15 @@ class Encoder(nn.Module):
             raise UserError("this encoder has no task head yet; fine-tune it on a task first")
         return self.heads[HEAD]  # type: ignore[return-value]
 
-    def states(self, batch: Batch, taps: tuple[str, ...] = (), route: Route | None = None) -> States:
-        """Run the backbone and keep every hidden state; a batch that brings its hidden states needs no run."""
+    def states(
+        self, batch: Batch, taps: tuple[str, ...] = (), route: Route | None = None, depth: int | None = None
+    ) -> States:
+        """Run the backbone, or its first layers, and keep every hidden state; a batch that brings them needs no run."""
         if batch.hidden is not None:
             if taps or route is not None:
                 raise ValueError("stored hidden states cannot be tapped or routed")
             return States(self._stored(batch))
-        return collect(self.backbone, self.order, batch, route, taps, self.connections, self.stride)
+        return collect(self.backbone, self.order, batch, route, taps, self.connections, self.stride, depth)
 
     def output(self, states: States, batch: Batch) -> Tensor:
         """Features of every token: the mixture if there is one, else the last layer's output."""
@@ -169,7 +171,7 @@ class Encoder(nn.Module):
             return Seen(self.look(read, {}, True, head).scores, self.look(batch, wanted, False).taps)
         batch = read
         walked = walk(self.backbone, self.order, batch, None, self.connections, self.stride)
-        with closing(tap(walked, self.backbone, wanted, seen.taps)) as states:  # type: ignore[type-var]
+        with closing(tap(walked, self.backbone, wanted, seen.taps)) as states:
             if scores:
                 seen.scores = self._score(states, batch, self.heads[head])  # type: ignore[arg-type]
             else:  # what a layer does is known when its output is

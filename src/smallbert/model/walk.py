@@ -6,9 +6,10 @@ replace or mix layers without knowing any family.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter
 from typing import Any
 
@@ -82,14 +83,16 @@ def collect(
     taps: tuple[str, ...] = (),
     connect: Connect | None = None,
     stride: Stride | None = None,
+    depth: int | None = None,
 ) -> States:
-    """Walk to the end and keep every hidden state, and what `tap` knows of the parts named in `taps` (q, k, v, …)."""
+    """Walk over `depth` layers, or all, and keep every hidden state and what `tap` knows of parts (q, k, v, …)."""
     seen: Taps = {}
     wanted = {role: range(len(order)) for role in taps}
-    return States(list(tap(walk(backbone, order, batch, route, connect, stride), backbone, wanted, seen)), seen)
+    with closing(tap(walk(backbone, order, batch, route, connect, stride), backbone, wanted, seen)) as states:
+        return States(list(islice(states, None if depth is None else depth + 1)), seen)
 
 
-def tap(states: Iterator[Tensor], backbone: Any, wanted: Wanted, seen: Taps) -> Iterator[Tensor]:
+def tap(states: Iterator[Tensor], backbone: Any, wanted: Wanted, seen: Taps) -> Generator[Tensor]:
     """Hand a walk's states on and put into `seen` what is wanted of them on the way.
 
     "hidden" is a state itself; q, k, v, out, up and down what a layer's matrix puts out; "attention" what a layer

@@ -222,16 +222,24 @@ class Phase:
             made.update(transform.make({name: made.get(name, stored[name]) for name in transform.names}))
         return made
 
-    def look_at(self, batches: dict[str, Batch]) -> Step:
-        """Run the encoder over a batch, with the weights as this phase wants them seen."""
+    def look_at(self, batches: dict[str, Batch], depth: int | None = None) -> Step:
+        """Run the encoder over a batch, with the weights as this phase wants them seen: to its head, or not so far."""
         batch = self.batch = self.encoder.as_read(batches[STUDENT])
         with self.as_seen(runs=batch.hidden is None), torch.autocast(self.device.type, enabled=False):
-            states = self.encoder.states(batch, tuple(sorted(self.taps)), self.route)
-            return Step(self, {**batches, STUDENT: batch}, states, self.encoder.read(states, batch, self.head))
+            states = self.encoder.states(batch, tuple(sorted(self.taps)), self.route, depth)
+            scores = self.encoder.read(states, batch, self.head) if depth is None else None
+            return Step(self, {**batches, STUDENT: batch}, states, scores)
+
+    def depth(self) -> int | None:
+        """How many layers the losses of this step read; None: all of them, and a head."""
+        if not self._is_never_on("task"):
+            return None
+        depths = [method.depth(self) for method in self.methods]
+        return None if None in depths else max(depth for depth in depths if depth is not None)
 
     def loss(self, batches: dict[str, Batch]) -> Tensor:
         """The whole loss of a batch: the task's own and the methods' terms, each with its weight."""
-        step = self.look_at(batches)
+        step = self.look_at(batches, self.depth())
         terms: dict[str, Tensor] = {}
         for method in self.methods:
             for name, value in method.loss(step).items():

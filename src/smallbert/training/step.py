@@ -19,15 +19,21 @@ if TYPE_CHECKING:
 class Step:
     """One batch as the encoder saw it: what a method's `loss` reads."""
 
-    def __init__(self, phase: Phase, batches: dict[str, Batch], states: States, scores: Tensor):
+    def __init__(self, phase: Phase, batches: dict[str, Batch], states: States, scores: Tensor | None):
         """Keep what was seen."""
-        self.phase, self.batches, self.states, self.scores = phase, batches, states, scores
+        self.phase, self.batches, self.states, self._scores = phase, batches, states, scores
         self._taught: dict[str, Seen] = {}
 
     @property
     def batch(self) -> Batch:
         """The batch as the student reads it."""
         return self.batches[STUDENT]
+
+    @property
+    def scores(self) -> Tensor:
+        """What the head makes of it; there are none at a step whose losses read but a part of the layers."""
+        assert self._scores is not None
+        return self._scores
 
     def batch_for(self, teacher: str) -> Batch:
         """The same texts as a teacher reads them."""
