@@ -12,9 +12,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from smallbert.files import write_json
-from smallbert.make import start_from
-from smallbert.measuring.card import machine, versions
+from smallbert.machine.facts import machine, versions
+from smallbert.machine.files import write_json
+from smallbert.making.make import start_from
 from smallbert.measuring.cost import count_macs, measure_latencies
 from smallbert.methods import METHODS
 from smallbert.model.encoder import Encoder

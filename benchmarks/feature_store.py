@@ -19,18 +19,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from smallbert.data import Stream, tokenise, usable_length
 from smallbert.features.building import build_store
 from smallbert.features.plan import plan_store
 from smallbert.features.store import KINDS, Store, open_store
-from smallbert.files import write_json
-from smallbert.make import start_from, task_from
-from smallbert.measuring.card import machine, versions
+from smallbert.machine.facts import machine, versions
+from smallbert.machine.files import write_json
+from smallbert.making.make import start_from, task_from
+from smallbert.making.run import run_recipe
 from smallbert.measuring.evaluate import evaluate
 from smallbert.model.encoder import Encoder
-from smallbert.run import run_recipe
 from smallbert.tasks import Task
 from smallbert.tasks.derived import limit
+from smallbert.texts.data import Stream, tokenise, usable_length
 
 ORIGINAL = 13 * 128 * 768 * 4  # bytes a text
 

@@ -28,9 +28,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from smallbert.files import write_json
-from smallbert.measuring.card import GPU_PART, machine, versions
-from smallbert.sharing import shared_gpu
+from smallbert.machine.facts import GPU_PART, machine, versions
+from smallbert.machine.files import write_json
+from smallbert.machine.sharing import shared_gpu
 from smallbert.training import graphs
 
 STEPS, LOOKED_AT, AT_ONCE, PATIENCE = 60, 5, 8, 300.0

@@ -40,15 +40,15 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from smallbert.bench.run import random_texts
 from smallbert.export import export_int8, export_onnx, fix_ranges, make_int8, write_onnx
-from smallbert.files import write_json
-from smallbert.measuring.card import machine, versions
+from smallbert.machine.facts import machine, versions
+from smallbert.machine.files import write_json
+from smallbert.making.run import run_recipe
 from smallbert.measuring.cost import WARM, take_turns
 from smallbert.methods import METHODS
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.quantised import WholeLinear, stored_parts
 from smallbert.onnxfile.check import open_session
-from smallbert.run import run_recipe
 
 TARGETS = {
     "ours: onnx-int8, fixed ranges": ("onnxruntime int8 (peer)", 1.15),

@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smallbert.files import write_json
-from smallbert.make import task_from
-from smallbert.measuring.card import machine, versions
+from smallbert.machine.facts import machine, versions
+from smallbert.machine.files import write_json
+from smallbert.making.make import task_from
+from smallbert.making.run import run_recipe
 from smallbert.methods.quantize import TEXTS
 from smallbert.model.anatomy import linears
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import load_folder
-from smallbert.run import run_recipe
 from smallbert.training.calibrate import draw_texts, input_bounds
 
 RECIPES = (

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from shared_gpu import KINDS, training
 
-from smallbert.files import write_json
-from smallbert.measuring.card import GPU_PART, machine, versions
-from smallbert.sharing import shared_gpu
+from smallbert.machine.facts import GPU_PART, machine, versions
+from smallbert.machine.files import write_json
+from smallbert.machine.sharing import shared_gpu
 
 STEPS, PATIENCE = 300, 120.0
 

@@ -20,7 +20,7 @@ if command -v nvidia-cuda-mps-control > /dev/null && [ -z "$CUDA_MPS_PIPE_DIRECT
   nvidia-cuda-mps-control -d && trap 'echo quit | nvidia-cuda-mps-control; rm -rf "$CUDA_MPS_PIPE_DIRECTORY"' EXIT
 fi
 
-# Cores are shared as well, as by smallbert/sharing.py.
+# Cores are shared as well, as by smallbert/machine/sharing.py.
 all=0
 for lane in "${lanes[@]:?studies to run}"; do
   most=1

@@ -20,8 +20,8 @@ from torch.profiler import ProfilerActivity, profile
 from train_throughput import make_stream, time_ours
 from transformers import BertConfig
 
-from smallbert.files import write_json
-from smallbert.measuring.card import machine, versions
+from smallbert.machine.facts import machine, versions
+from smallbert.machine.files import write_json
 from smallbert.training import loop
 
 WARM, LOOKED = 120, 20  # steps before, and steps that are looked at

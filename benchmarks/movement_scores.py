@@ -19,12 +19,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from smallbert.files import write_json
-from smallbert.make import start_from, task_from
-from smallbert.measuring.card import machine, versions
+from smallbert.machine.facts import machine, versions
+from smallbert.machine.files import write_json
+from smallbert.making.make import start_from, task_from
+from smallbert.making.run import run_recipe
 from smallbert.measuring.evaluate import evaluate
 from smallbert.methods import METHODS, Method
-from smallbert.run import run_recipe
 from smallbert.training.masks import Stacks, maskable
 
 BINS = 256

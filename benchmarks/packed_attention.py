@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smallbert.files import write_json
-from smallbert.measuring.card import machine, versions
+from smallbert.machine.facts import machine, versions
+from smallbert.machine.files import write_json
 from smallbert.model.attention import _attend_long
 
 TOKENS, LONGEST, REPEATS = 2048, 512, 200

@@ -22,8 +22,8 @@ import torch
 from shared_gpu import Kind, training
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from smallbert.files import write_json
-from smallbert.measuring.card import machine, versions
+from smallbert.machine.facts import machine, versions
+from smallbert.machine.files import write_json
 from smallbert.training import alignment
 
 TERMS = {

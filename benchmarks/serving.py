@@ -190,8 +190,8 @@ def main() -> None:
             server.kill()
     print(json.dumps(found, indent=1))
     if options.out:
-        from smallbert.files import write_json
-        from smallbert.measuring.card import machine, versions
+        from smallbert.machine.facts import machine, versions
+        from smallbert.machine.files import write_json
 
         setting = {
             name: getattr(options, name) for name in ("clients", "seconds", "cores", "batch", "threads", "timeout")

@@ -28,13 +28,13 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertModel, MPNetConfig, MPNetModel
 
-from smallbert.data import STUDENT, Stream, Tokens
-from smallbert.files import write_json
-from smallbert.measuring.card import GPU_PART, machine, versions
+from smallbert.machine.facts import GPU_PART, machine, versions
+from smallbert.machine.files import write_json
+from smallbert.machine.sharing import shared_gpu
 from smallbert.methods import METHODS
 from smallbert.model.encoder import Encoder
-from smallbert.recipe import Recipe
-from smallbert.sharing import shared_gpu
+from smallbert.recipes.recipe import Recipe
+from smallbert.texts.data import STUDENT, Stream, Tokens
 from smallbert.training import loop
 from smallbert.training.conditions import compiled_layers
 from smallbert.training.phase import Phase

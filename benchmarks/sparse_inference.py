@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from transformers import BertConfig, BertModel
 
-from smallbert.files import write_json
-from smallbert.make import start_from
-from smallbert.measuring.card import machine, versions
+from smallbert.machine.facts import machine, versions
+from smallbert.machine.files import write_json
+from smallbert.making.make import start_from
 from smallbert.measuring.cost import measure_latencies
 from smallbert.methods import METHODS
 from smallbert.model.anatomy import linears

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from smallbert.methods import Method
 from smallbert.presets import PRESETS
-from smallbert.recipe import Phase, Recipe
+from smallbert.recipes.recipe import Phase, Recipe
 
 NAMES = (
     "distilbert pkd6 pkd3 pd aguilar-sid tinybert4 tinybert6 minilm minilmv2 mobilebert zhao192 zhao96 zhao48 waldorf "

@@ -27,17 +27,17 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from smallbert.batches import Layout, make_batch
 from smallbert.features.asking import keep_taught
 from smallbert.features.taught import Taught
-from smallbert.files import write_json
-from smallbert.make import start_from, task_from
-from smallbert.measuring.card import machine, versions
+from smallbert.machine.facts import machine, versions
+from smallbert.machine.files import write_json
+from smallbert.making.make import start_from, task_from
+from smallbert.making.run import run_recipe
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import save_folder
-from smallbert.run import run_recipe
 from smallbert.tasks import Task
 from smallbert.tasks.derived import limit
+from smallbert.texts.batches import Layout, make_batch
 from smallbert.training.loop import next_step, ready, stepper
 from smallbert.training.phase import Phase
 
@@ -61,7 +61,7 @@ def phase_of(recipe: str, student: Encoder, task: Task, device: str) -> Phase:
     def catch(phase: Phase, *_: Any) -> None:
         raise _Caught(phase)
 
-    with patch("smallbert.run.train", catch):
+    with patch("smallbert.making.run.train", catch):
         try:
             run_recipe(recipe, student, task, device=device)
         except _Caught as caught:

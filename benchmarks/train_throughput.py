@@ -20,12 +20,12 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
-from smallbert.data import STUDENT, Stream, Tokens
-from smallbert.files import write_json
-from smallbert.measuring.card import machine, versions
+from smallbert.machine.facts import machine, versions
+from smallbert.machine.files import write_json
 from smallbert.methods import METHODS
 from smallbert.model.encoder import Encoder
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
+from smallbert.texts.data import STUDENT, Stream, Tokens
 from smallbert.training import loop
 from smallbert.training.phase import Phase
 

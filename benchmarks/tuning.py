@@ -21,9 +21,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from smallbert.files import write_json
-from smallbert.measuring.card import machine, versions
-from smallbert.sharing import cores
+from smallbert.machine.facts import machine, versions
+from smallbert.machine.files import write_json
+from smallbert.machine.sharing import cores
 
 SPACE = "pool_layers(width={8, 16, 32}) + train(freeze='backbone', epochs={1, 2, 4}, lr=log(1e-4, 1e-2))"
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from smallbert.data import STUDENT, tokenise, usable_length
-from smallbert.files import write_json
-from smallbert.make import start_from, task_from
-from smallbert.measuring.card import machine, versions
+from smallbert.machine.facts import machine, versions
+from smallbert.machine.files import write_json
+from smallbert.making.make import start_from, task_from
 from smallbert.measuring.cost import count_parameters
 from smallbert.methods import METHODS
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import save_folder
+from smallbert.texts.data import STUDENT, tokenise, usable_length
 
 
 def file_mb(encoder: Encoder) -> float:

@@ -19,7 +19,7 @@ from smallbert.model.encoder import Encoder
 from smallbert.model.folders import save_folder
 from smallbert.model.replace import head_count
 from smallbert.probing.attentions import watched
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
 from smallbert.tiny import SHAPES
 from smallbert.training.alignment import Side, attention_scores, distance
 from smallbert.training.loop import train
@@ -751,8 +751,8 @@ def other_words():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_tagging_teacher_may_cut_words_otherwise(tmp_path, layout):
     """Its score of a word is that of the word's first piece, wherever that stands, as long as it reads that far."""
-    from smallbert.batches import Layout, make_batch
     from smallbert.methods.distill import METRICS
+    from smallbert.texts.batches import Layout, make_batch
     from smallbert.training.teachers import view_of
 
     task = toy_task("tag", 24)

@@ -17,20 +17,20 @@ from test_align import other_words
 from torch.nn import functional
 from toys import accuracy, check_refused, is_same_state, pairs, phase_of, run, small, toy_task
 
-from smallbert.augmenting import STOP, Guesser, changes, copies_of, may_change, put_together, taken_apart
-from smallbert.batches import Layout, make_batch
-from smallbert.data import STUDENT, tokenise
 from smallbert.errors import UserError
-from smallbert.estimate import look_ahead
-from smallbert.files import grow_file
+from smallbert.machine.files import grow_file
+from smallbert.machine.processes import processes
+from smallbert.making.estimate import look_ahead
+from smallbert.making.run import Setting
 from smallbert.model.folders import save_folder
 from smallbert.model.heads import UNKNOWN
 from smallbert.model.words import need_word_head, put_word_head
-from smallbert.processes import processes
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
 from smallbert.report.traces import draw_watch
-from smallbert.run import Setting
 from smallbert.tasks.task import Split
+from smallbert.texts.augmenting import STOP, Guesser, changes, copies_of, may_change, put_together, taken_apart
+from smallbert.texts.batches import Layout, make_batch
+from smallbert.texts.data import STUDENT, tokenise
 from smallbert.tiny import WORDS, make_tokenizer
 from smallbert.training.loop import _Plan
 from smallbert.training.teachers import view_of
@@ -61,7 +61,7 @@ def all_rows_of(recipe, task, encoder=None, **options):
         seen.append(rows)
         return tokenise(tokenizer, rows, *rest)
 
-    with patch("smallbert.run.tokenise", look), patch("smallbert.run.train"):
+    with patch("smallbert.making.run.tokenise", look), patch("smallbert.making.run.train"):
         run(recipe, encoder or small(), task, judge=False, **options)
     return seen
 
@@ -422,7 +422,7 @@ def test_a_file_grows_on_after_a_kill(tmp_path):
     script = """
 import os, signal, sys
 from pathlib import Path
-from smallbert.files import grow_file
+from smallbert.machine.files import grow_file
 
 def lines(start):
     for number in range(start, 20):

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smallbert.batches import Layout, cut_into_batches, make_batch, sort_into_batches
-from smallbert.data import STUDENT, Stream, Tokens
 from smallbert.model.heads import IGNORE, KINDS
+from smallbert.texts.batches import Layout, cut_into_batches, make_batch, sort_into_batches
+from smallbert.texts.data import STUDENT, Stream, Tokens
 
 LONGEST = 12
 some = settings(deadline=None, max_examples=80)

@@ -7,7 +7,7 @@ from smallbert.errors import UserError
 from smallbert.measuring.budget import Budget, best, frontier
 from smallbert.measuring.card import number
 from smallbert.measuring.groups import given_name, group_cards, pick_baseline, score_of, short_names, status_of
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
 from smallbert.report.table import make_rows
 
 

@@ -20,8 +20,6 @@ from test_features import ENVIRONMENT
 from test_resume import counted, killed_at, no_pickle
 from toys import is_same_state, phase_of, run, small, stream_of, toy_task
 
-from smallbert.batches import Layout, make_batch
-from smallbert.data import STUDENT, Tokens
 from smallbert.errors import RunError, UserError
 from smallbert.features import asking, building, cache, taught
 from smallbert.features.asking import keep_taught
@@ -29,8 +27,10 @@ from smallbert.features.plan import text_keys
 from smallbert.features.store import read_keys
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import save_folder
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
 from smallbert.tasks.task import Split
+from smallbert.texts.batches import Layout, make_batch
+from smallbert.texts.data import STUDENT, Tokens
 from smallbert.training.loop import _Plan
 
 LAYOUTS = {"padded": Layout(False, 64), "packed": Layout(True, 64, grain=64), "static": Layout(False, 64, multiple=16)}

@@ -12,8 +12,6 @@ import torch
 from test_cache import LAYOUTS, STUDENT, TASK, fill_partly, losses, no_asking, quiet, resident, shuffled, stores, train
 from toys import is_same_state, pairs, phase_of, run, small, stream_of, toy_task
 
-from smallbert.batches import Layout, make_batch, sort_into_batches
-from smallbert.data import Stream, Tokens
 from smallbert.features import cache
 from smallbert.features.asking import keep_taught
 from smallbert.features.cache import Cache, What
@@ -24,6 +22,8 @@ from smallbert.features.taught import Taught
 from smallbert.model.attention import Attending
 from smallbert.model.encoder import Encoder, fingerprint_of_outputs
 from smallbert.model.folders import load_folder, save_folder
+from smallbert.texts.batches import Layout, make_batch, sort_into_batches
+from smallbert.texts.data import Stream, Tokens
 from smallbert.tiny import SHAPES
 
 SQUARE = ("mpnet", "deberta-v2")  # families whose attention is their own

@@ -9,9 +9,10 @@ import pytest
 from invented import invented_card
 
 from smallbert.errors import RunError, UserError
-from smallbert.measuring.card import FIELDS, MACHINERY_CHECK, card_key, check_card, machine, make_card, number, versions
+from smallbert.machine.facts import machine, versions
+from smallbert.measuring.card import FIELDS, MACHINERY_CHECK, card_key, check_card, make_card, number
 from smallbert.measuring.shelf import card_path, load_card, load_cards, load_pack, pack_cards, save_card
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
 
 WHOLE = Recipe("finetune").key()
 

@@ -21,8 +21,8 @@ from smallbert.measuring.shelf import load_card
 from smallbert.methods import METHODS
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.presets import PRESETS
-from smallbert.recipe import Recipe
-from smallbert.settings import meanings_of
+from smallbert.recipes.recipe import Recipe
+from smallbert.recipes.settings import meanings_of
 from smallbert.tiny import make_encoder, make_task
 
 
@@ -227,7 +227,7 @@ def test_finetune_compress_eval_report_export(call, model, data, tmp_path):
 def test_export_onnx(call, tmp_path):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
-    from smallbert.run import run_recipe
+    from smallbert.making.run import run_recipe
 
     encoder = run_recipe("head | mix_layers | quantize(8)", make_encoder("bert"), make_task()).encoder
     save_folder(encoder, tmp_path / "model")
@@ -418,7 +418,7 @@ def test_errors_of_other_kinds(call, model, data, tmp_path, monkeypatch):
         def fail(*_, **__):
             raise error
 
-        monkeypatch.setattr("smallbert.make.run_recipe", fail)
+        monkeypatch.setattr("smallbert.making.make.run_recipe", fail)
         return call("finetune", model, "--task", data, "--out", tmp_path / "out")
 
     code, _, error = fail_with(ZeroDivisionError("oh"))

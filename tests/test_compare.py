@@ -6,17 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from smallbert import compare as study
-from smallbert import make
-from smallbert.answering import in_order_of, match_labels, order_labels
 from smallbert.errors import RunError, UserError
+from smallbert.making import compare as study
+from smallbert.making import make
 from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.evaluate import evaluate
 from smallbert.measuring.groups import pick_baseline
 from smallbert.measuring.shelf import load_card, load_cards
+from smallbert.model.answering import in_order_of, match_labels, order_labels
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import load_folder
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
 from smallbert.tasks.derived import cut_at, limit
 from smallbert.tiny import make_encoder, make_task
 
@@ -33,7 +33,7 @@ def start():
 @pytest.fixture
 def runs(monkeypatch):
     """How often training really ran, by the text of its methods."""
-    from smallbert import run
+    from smallbert.making import run
 
     seen = []
     real = run.train
@@ -134,7 +134,7 @@ def test_a_full_disk_stops_and_leaves_earlier_cards(start, tmp_path, monkeypatch
     do(start, tmp_path, "identity")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     monkeypatch.setattr(
-        "smallbert.files.os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        "smallbert.machine.files.os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     )
     with pytest.raises(RunError, match="No space left"):
         do(start, tmp_path, "identity; drop_layers(1)")

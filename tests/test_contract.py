@@ -13,7 +13,7 @@ from smallbert.methods import METHODS
 from smallbert.model import folders
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import load_folder, save_folder
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
 from smallbert.tiny import SHAPES
 
 SHORT = "train(epochs=1, batch=8, lr=0.001)"

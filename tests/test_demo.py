@@ -2,9 +2,9 @@
 
 import pytest
 
-from smallbert import make
 from smallbert.cli import demo, main
 from smallbert.errors import UserError
+from smallbert.making import make
 from smallbert.measuring.budget import Budget
 from smallbert.model.encoder import fingerprint
 from smallbert.tiny import make_encoder, make_task
@@ -33,14 +33,14 @@ def test_demo(small, tmp_path, capsys, monkeypatch):
     assert "<svg" in page and (out / "report" / "plot.png").is_file()
     assert len(list((out / "models").iterdir())) == count and not (out / "work").exists()
 
-    monkeypatch.setattr("smallbert.run.train", None)  # a second run has nothing left to train
+    monkeypatch.setattr("smallbert.making.run.train", None)  # a second run has nothing left to train
     assert main(["demo", "--quick", "--out", str(out), "--budget", "size<=10MB"]) == 0
     assert capsys.readouterr().out.split("All of them")[1] == shown.split("All of them")[1]
 
 
 @pytest.mark.parametrize("scale", [demo.FULL, demo.QUICK], ids=["full", "quick"])
 def test_all_recipes_begin_with_the_one_baseline(scale):
-    from smallbert.likeness import beginnings
+    from smallbert.making.likeness import beginnings
 
     entries, words = demo.demo_entries(scale)
     assert len(entries) == len(words) >= 7 and entries[0].preset == "baseline"

@@ -14,7 +14,8 @@ from toys import run, small, toy_task
 
 from smallbert.cli import main
 from smallbert.errors import UserError
-from smallbert.make import Start, start_from
+from smallbert.making.make import Start, start_from
+from smallbert.making.sidebyside import find_errors
 from smallbert.measuring import errors
 from smallbert.measuring.judged import Answers, _count_tokens
 from smallbert.measuring.metrics import score
@@ -25,7 +26,6 @@ from smallbert.report.errors import load_errors, render, sentences, to_markdown,
 from smallbert.report.errors_plot import draw
 from smallbert.report.errors_sheets import sheets
 from smallbert.report.markdown import render_overview
-from smallbert.sidebyside import find_errors
 from smallbert.tasks import load_task
 from smallbert.tasks.task import Split, Task
 from smallbert.tiny import make_encoder, make_task
@@ -202,7 +202,7 @@ def test_many_classes_are_told_by_their_commonest_mistakes():
 
 
 def test_tokens_of_long_contexts_are_counted_once():
-    from smallbert.data import tokenise
+    from smallbert.texts.data import tokenise
     from smallbert.tiny import make_tokenizer
 
     tokenizer, context = make_tokenizer(), "the film was good " * 30

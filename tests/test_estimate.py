@@ -8,11 +8,10 @@ import pytest
 import torch
 from toys import daily, is_same_state, run, small, snapshot, toy_task
 
-from smallbert import make, study
-from smallbert.arms import read_arms
-from smallbert.compare import compare, read_entries
 from smallbert.errors import UserError
-from smallbert.estimate import estimate, look_ahead, without_weights
+from smallbert.making import make
+from smallbert.making.compare import compare, read_entries
+from smallbert.making.estimate import estimate, look_ahead, without_weights
 from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.evaluate import evaluate
 from smallbert.measuring.shelf import load_cards
@@ -21,8 +20,10 @@ from smallbert.model.anatomy import linears
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import save_folder
 from smallbert.presets import PRESETS
-from smallbert.recipe import Recipe
-from smallbert.runs import run_study
+from smallbert.recipes.recipe import Recipe
+from smallbert.studies import study
+from smallbert.studies.arms import read_arms
+from smallbert.studies.runs import run_study
 from smallbert.tasks.derived import cut_at
 
 TASK = toy_task("pair", 16)
@@ -45,7 +46,7 @@ def look(recipe, encoder, task):
 @pytest.fixture
 def trained(monkeypatch):
     """What was trained, by the names of its methods."""
-    from smallbert import run
+    from smallbert.making import run
 
     seen, real = [], run.train
     names = lambda phase: " + ".join(method.name for method in phase.methods)  # noqa: E731
@@ -327,9 +328,9 @@ def test_what_recipes_begin_with_is_looked_at_once(monkeypatch):
 
 
 def test_a_comparison_says_at_once_what_does_not_fit(tmp_path, monkeypatch):
-    from smallbert import run
+    from smallbert.making import run
 
-    monkeypatch.setattr("smallbert.compare.FIRST_LOOK", 0.01)
+    monkeypatch.setattr("smallbert.making.compare.FIRST_LOOK", 0.01)
     real, cards = run.train, []
     monkeypatch.setattr(
         run, "train", lambda *some: cards.append(load_cards(tmp_path, (MACHINERY_CHECK,))) or real(*some)
@@ -359,7 +360,7 @@ def test_a_study_says_at_once_what_does_not_fit(again, tmp_path, trained):
 
 def test_a_study_looks_at_what_is_not_finished_and_at_it_once(tmp_path, monkeypatch):
     """The numbers of the model are counted once too, however many tasks there are."""
-    from smallbert import estimate
+    from smallbert.making import estimate
 
     counted, real = [], estimate.linears
     monkeypatch.setattr(estimate, "linears", lambda one: counted.append(next(one.parameters()).is_meta) or real(one))

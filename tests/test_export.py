@@ -17,7 +17,6 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 import onnx
 
-from smallbert.data import longest_input
 from smallbert.errors import RunError, UserError
 from smallbert.export import export_hugging_face, export_int8, export_onnx, make_int8, write_onnx
 from smallbert.measuring.disk import measure_bytes
@@ -30,6 +29,7 @@ from smallbert.onnxfile.narrow import narrow
 from smallbert.onnxfile.sentences import varied_texts
 from smallbert.onnxfile.store import arithmetic
 from smallbert.onnxfile.trace import Plain, named_inputs, trace
+from smallbert.texts.data import longest_input
 
 TASK = toy_task()
 slow = pytest.mark.slow  # a trace takes seconds: one of each kind is enough for every day

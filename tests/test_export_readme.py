@@ -13,11 +13,11 @@ from toys import daily, run, scores_of, small, toy_task
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 
-from smallbert.data import longest_input, tokenise
 from smallbert.export import export_hugging_face, export_onnx
 from smallbert.measuring.evaluate import predict
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.tasks.task import Split
+from smallbert.texts.data import longest_input, tokenise
 from smallbert.tiny import WORDS
 
 KINDS = ("classify", "pair", "regress", "tag", "answer")

@@ -20,9 +20,7 @@ from test_processes import free_port
 from test_resume import counted, killed_at, no_pickle
 from toys import is_same_state, run, small, stream_of, toy_task
 
-from smallbert.batches import Layout, make_batch
 from smallbert.cli import main
-from smallbert.data import Stream
 from smallbert.errors import RunError, UserError
 from smallbert.features import building, computing
 from smallbert.features.building import build_store
@@ -33,6 +31,8 @@ from smallbert.features.store import open_store
 from smallbert.model.folders import save_folder
 from smallbert.model.walk import walk
 from smallbert.tasks.task import Split
+from smallbert.texts.batches import Layout, make_batch
+from smallbert.texts.data import Stream
 
 TASK = toy_task("classify", 48)
 SMALL = 12_000  # bytes a shard, for several of them
@@ -131,7 +131,7 @@ torch.set_num_threads(1)
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from smallbert.features import building, shards
-from smallbert.processes import processes
+from smallbert.machine.processes import processes
 from test_features import build
 
 out, fatal = Path(sys.argv[1]), sys.argv[2]

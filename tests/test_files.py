@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from smallbert import asides, files
 from smallbert.errors import RunError, UserError
+from smallbert.machine import asides, files
 
 
 def names(folder):
@@ -29,7 +29,7 @@ def test_a_folder_takes_the_place_of_another(tmp_path, monkeypatch, swaps):
 
 KILLED = """
 import os, signal, sys
-from smallbert.files import write_folder
+from smallbert.machine.files import write_folder
 with write_folder(sys.argv[1]) as aside:
     (aside / "half").write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)

@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from toys import batch_of, is_same_state, pairs, run, scores_of, small, toy_task
 
-from smallbert import files
 from smallbert.errors import RunError, UserError
+from smallbert.machine import files
 from smallbert.model import folders, modelfiles
 from smallbert.model.anatomy import FAMILIES
 from smallbert.model.folders import AUTO, load_folder, save_folder

@@ -7,12 +7,12 @@ import pytest
 import torch
 from toys import is_same_state, small, toy_task
 
-from smallbert.batches import Layout, make_batch
-from smallbert.data import STUDENT, Stream, Tokens
+from smallbert.making.run import run_recipe
 from smallbert.methods import METHODS
 from smallbert.model.attention import Attending
-from smallbert.recipe import Recipe
-from smallbert.run import run_recipe
+from smallbert.recipes.recipe import Recipe
+from smallbert.texts.batches import Layout, make_batch
+from smallbert.texts.data import STUDENT, Stream, Tokens
 from smallbert.tiny import SHAPES, make_encoder
 from smallbert.training import alignment
 from smallbert.training.loop import train

@@ -8,13 +8,13 @@ from torch import nn
 from torch.nn import functional
 from toys import batch_of, check_refused, is_same_state, run, scores_of, small, state_of, stream_of, toy_task
 
-from smallbert.data import Stream
 from smallbert.errors import UserError
 from smallbert.methods import METHODS, Method
 from smallbert.model.anatomy import linears
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.heads import losses
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
+from smallbert.texts.data import Stream
 from smallbert.training.masks import maskable
 from smallbert.training.schedule import Schedule, warmup_then_linear
 

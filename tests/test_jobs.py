@@ -13,9 +13,9 @@ import torch
 from workers import broken, is_alive, killed, prepare, wait_until
 
 from smallbert.errors import RunError
-from smallbert.jobs import run_jobs
-from smallbert.measuring.card import GPU_PART
-from smallbert.sharing import MPS_FOLDERS, doubt_part, shared_gpu, shared_machine
+from smallbert.machine.facts import GPU_PART
+from smallbert.machine.jobs import run_jobs
+from smallbert.machine.sharing import MPS_FOLDERS, doubt_part, shared_gpu, shared_machine
 
 FAKE = """#!/bin/sh
 if [ "$1" = "-d" ]; then echo "start $CUDA_MPS_PIPE_DIRECTORY" >> {log}; exit {code}; fi
@@ -134,7 +134,7 @@ def test_an_interrupt_stops_the_workers(tmp_path, asking, listening):
 def test_no_worker_outlives_its_parent(tmp_path, how):
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from functools import partial; from pathlib import Path; from smallbert.jobs import run_jobs\n"
+        "from functools import partial; from pathlib import Path; from smallbert.machine.jobs import run_jobs\n"
         f"from workers import Slow, prepare\nfolder = Path({str(tmp_path)!r})\n"
         f"run_jobs([[('a', 'sleeps')], [('b', 'sleeps')]], {how}, 2, lambda *_: None)\n"
     )
@@ -195,14 +195,14 @@ def test_a_gpu_daemon_that_does_not_start_is_done_without(tmp_path, monkeypatch)
 
 def test_the_gpu_daemon_does_not_outlive_a_killed_parent(tmp_path, monkeypatch):
     log = fake_daemon(tmp_path, monkeypatch)
-    code = "import os\nfrom smallbert.sharing import shared_gpu\nwith shared_gpu(): os.kill(os.getpid(), 9)"
+    code = "import os\nfrom smallbert.machine.sharing import shared_gpu\nwith shared_gpu(): os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
     wait_until(lambda: "quit" in log.read_text(), 10.0)
 
 
 @pytest.mark.parametrize(("asked", "given"), [("", "4"), ("2", "2"), ("16", "4"), ("none", "4")])
 def test_workers_take_no_more_threads_than_was_asked_for(asked, given, monkeypatch):
-    monkeypatch.setattr("smallbert.sharing.cores", lambda: 8)
+    monkeypatch.setattr("smallbert.machine.sharing.cores", lambda: 8)
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     with shared_machine(2, "cpu") as environment:
         assert environment["OMP_NUM_THREADS"] == given

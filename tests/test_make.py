@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from toys import run
 
-from smallbert import make
 from smallbert.errors import UserError
-from smallbert.estimate import files_read
+from smallbert.making import make
+from smallbert.making.estimate import files_read
 from smallbert.measuring.card import MACHINERY_CHECK, card_key
 from smallbert.measuring.shelf import load_card
 from smallbert.model.encoder import fingerprint, load
 from smallbert.model.folders import save_folder
 from smallbert.model.quantised import stored_parts
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
 from smallbert.tiny import make_encoder, make_task
 
 RECIPE = "finetune(epochs=0.2, batch=8)"
@@ -42,7 +42,7 @@ def test_a_kill_while_measuring_leaves_nothing_in_the_way(tmp_path, monkeypatch)
             one(tmp_path / "out", alone=True)
     assert not (tmp_path / "out").exists()
     with monkeypatch.context() as patched:
-        patched.setattr("smallbert.run.train", None)  # what was trained is not trained again
+        patched.setattr("smallbert.making.run.train", None)  # what was trained is not trained again
         card = one(tmp_path / "out", alone=True)
     assert load_card(tmp_path / "out" / "card.json") == card
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -50,7 +50,7 @@ def test_a_kill_while_measuring_leaves_nothing_in_the_way(tmp_path, monkeypatch)
 
 def test_a_place_that_cannot_be_written_is_refused_before_training(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("smallbert.run.train", None)
+    monkeypatch.setattr("smallbert.making.run.train", None)
     with pytest.raises(UserError, match=r"--out .*file/sub cannot be written"):
         one(tmp_path / "file" / "sub", alone=True)
 
@@ -76,7 +76,7 @@ def test_a_seed_below_zero_is_refused(tmp_path):
 
 def test_a_comparison_measures_what_it_starts_from(tmp_path):
     """Rows are compared with the model as it was given, not with one of their own."""
-    from smallbert.compare import AS_GIVEN, compare, read_entries
+    from smallbert.making.compare import AS_GIVEN, compare, read_entries
     from smallbert.report import format_rows
 
     task = make_task()
@@ -98,9 +98,9 @@ def test_a_comparison_measures_what_it_starts_from(tmp_path):
 
 def test_what_is_left_of_a_pruned_model_is_told_where_a_user_looks(tmp_path):
     """Both denominators, and that zeros are no speed: in the README, the notes, the table and the tables of a study."""
+    from smallbert.making.readme import numbers
     from smallbert.measuring.findings import Result, gather
     from smallbert.measuring.pruned import Left, mean_left, weights_left
-    from smallbert.report.readme import numbers
     from smallbert.report.sheets import About, seeds_sheet
     from smallbert.report.table import format_rows, render_table
 
@@ -144,7 +144,7 @@ def test_what_is_left_of_a_pruned_model_is_told_where_a_user_looks(tmp_path):
 
 def test_what_was_measured_of_a_model_is_not_said_of_those_made_from_it(tmp_path):
     """A pruned model that stands for the beginning of another recipe does not hand on the note on its own zeros."""
-    from smallbert.compare import compare, read_entries
+    from smallbert.making.compare import compare, read_entries
 
     first = "magnitude(0.1) + train(epochs=0.2, batch=8)"
     setting = {"kind": MACHINERY_CHECK, "seconds": 0.05}
@@ -193,7 +193,7 @@ def test_a_changed_file_is_other_work(recipe, name, tmp_path, monkeypatch):
     old = make_it()
     assert old["status"] == "ok" and f"{name} of " in old["reads"]
     with monkeypatch.context() as patched:
-        patched.setattr("smallbert.run.train", None)
+        patched.setattr("smallbert.making.run.train", None)
         assert make_it() == old
     write(2)
     new = make_it()

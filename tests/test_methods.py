@@ -22,7 +22,6 @@ from toys import (
     toy_task,
 )
 
-from smallbert.batches import Layout, make_batch
 from smallbert.errors import UserError
 from smallbert.methods import METHODS, Method
 from smallbert.methods.distill import divergence
@@ -30,6 +29,7 @@ from smallbert.methods.drop_layers import CHOICES
 from smallbert.methods.quantize import WholeEmbedding, WholeLinear
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.tasks.task import Split
+from smallbert.texts.batches import Layout, make_batch
 from smallbert.tiny import make_tokenizer
 from smallbert.training.masks import maskable
 from smallbert.training.schedule import Schedule, warmup_then_linear

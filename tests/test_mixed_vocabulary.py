@@ -8,15 +8,15 @@ import torch
 from test_resume import counted, killed_at
 from toys import batch_of, is_same_state, phase_of, run, scores_of, small, stream_of, toy_task
 
-from smallbert.corpus import Mixing, lines_of, masked_stream, read_blocks
-from smallbert.data import STUDENT, tokenizer_key
 from smallbert.errors import UserError
-from smallbert.estimate import estimate
+from smallbert.making.estimate import estimate
 from smallbert.model.anatomy import words
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.heads import IGNORE
 from smallbert.model.vocabulary import SPECIAL, same_pieces, second_cutter, second_rows
 from smallbert.model.words import WORDS
+from smallbert.texts.corpus import Mixing, lines_of, masked_stream, read_blocks
+from smallbert.texts.data import STUDENT, tokenizer_key
 from smallbert.tiny import make_encoder
 
 LINES = [

@@ -9,12 +9,10 @@ import torch
 from toys import accuracy, batch_of, daily, is_same_state, phase_of, run, scores_of, small, toy_task
 from transformers import AutoTokenizer
 
-from smallbert import make
-from smallbert.batches import Layout, make_batch
 from smallbert.cli.catalog import inspect_folder
-from smallbert.data import STUDENT, Stream, _end_to_end, tokenizer_key
 from smallbert.errors import UserError
-from smallbert.estimate import look_ahead
+from smallbert.making import make
+from smallbert.making.estimate import look_ahead
 from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.cost import count_macs, count_parameters, measure
 from smallbert.methods.bottleneck import Bottleneck
@@ -23,7 +21,9 @@ from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.replace import bare
 from smallbert.model.vocabulary import special_pieces
 from smallbert.presets import PRESETS
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
+from smallbert.texts.batches import Layout, make_batch
+from smallbert.texts.data import STUDENT, Stream, _end_to_end, tokenizer_key
 from smallbert.tiny import make_task
 
 TASK = toy_task("pair", 16)
@@ -285,7 +285,7 @@ def test_a_student_is_made_measured_looked_into_and_resumed(student, tmp_path, m
     task = toy_task("classify")
     whole = run(recipe, small(), task, work=tmp_path / "work").encoder
     with monkeypatch.context() as patched:
-        patched.setattr("smallbert.run.train", None)  # every phase is there already
+        patched.setattr("smallbert.making.run.train", None)  # every phase is there already
         again = run(recipe, small(), task, work=tmp_path / "work").encoder
     assert is_same_state(again, whole) and tokenizer_key(again.tokenizer) == tokenizer_key(whole.tokenizer)
 

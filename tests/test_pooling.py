@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional
 from toys import accuracy, batch_of, is_same_state, phase_of, run, scores_of, small, state_of, toy_task
 
-from smallbert.answering import with_plain_head
 from smallbert.errors import UserError
-from smallbert.make import Start, make_one
+from smallbert.making.make import Start, make_one
 from smallbert.measuring.cost import count_macs, count_parameters
+from smallbert.model.answering import with_plain_head
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import PLAIN
 from smallbert.model.folders import load_folder, save_folder

@@ -11,7 +11,7 @@ from smallbert.errors import UserError
 from smallbert.model.encoder import HEAD
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.presets import PRESETS, distillation, students
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
 from smallbert.tiny import SHAPES
 
 NAMES = [row.name for row in (*distillation.ROWS, *students.ROWS)] + ["kd-pruned"]

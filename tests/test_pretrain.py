@@ -8,13 +8,13 @@ from torch.nn import functional
 from toys import is_same_state, phase_of, run, small, toy_task, trajectory
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from smallbert.batches import Layout, make_batch
-from smallbert.corpus import Blocks, check_text, lines_of, masked_stream, read_blocks
-from smallbert.data import STUDENT, Tokens
 from smallbert.errors import UserError
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.heads import IGNORE, UNKNOWN
 from smallbert.model.words import WORDS, need_word_head, put_word_head
+from smallbert.texts.batches import Layout, make_batch
+from smallbert.texts.corpus import Blocks, check_text, lines_of, masked_stream, read_blocks
+from smallbert.texts.data import STUDENT, Tokens
 from smallbert.tiny import SHAPES, make_tokenizer
 from smallbert.training.loop import _Plan
 
@@ -115,7 +115,7 @@ def test_special_tokens_and_padding_are_never_hidden(text, packed):
 
 
 def blocks_as_stream(stream):
-    from smallbert.data import Stream
+    from smallbert.texts.data import Stream
 
     return Stream(stream.views, None, "words")
 
@@ -242,7 +242,7 @@ def test_packed_and_padded_batches_have_the_same_loss(text):
 
 
 def _alone():
-    from smallbert.processes import processes
+    from smallbert.machine.processes import processes
 
     return processes()
 

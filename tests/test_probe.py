@@ -9,9 +9,7 @@ import pytest
 import torch
 from toys import toy_task
 
-from smallbert.batches import Layout, make_batch
 from smallbert.cli import main
-from smallbert.data import tokenise
 from smallbert.errors import RunError, UserError
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import save_folder
@@ -23,6 +21,8 @@ from smallbert.probing.mixture import bits, correct, describe_ladder, gravity, p
 from smallbert.probing.roles import arrange, check_rows, control_labels, labels_of, repeated
 from smallbert.report.probe import render_markdown, warnings
 from smallbert.tasks.task import Split, Task
+from smallbert.texts.batches import Layout, make_batch
+from smallbert.texts.data import tokenise
 from smallbert.tiny import make_encoder
 
 DEPTH, WIDTH, KNOWS = 5, 8, 3

@@ -37,7 +37,7 @@ import sys, torch
 torch.set_num_threads(1)
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
-from smallbert.processes import processes
+from smallbert.machine.processes import processes
 from smallbert.methods import second_order
 from smallbert.model.folders import save_folder
 from toys import run, small, toy_task

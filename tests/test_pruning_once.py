@@ -9,7 +9,7 @@ from pruned import SIX, TASK, density
 from toys import is_same_state, run
 
 from smallbert.methods import METHODS
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
 from smallbert.training import loop
 from smallbert.training.masks import maskable
 

@@ -8,9 +8,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from toys import accuracy, batch_of, check_refused, is_same_state, phase_of, run, scores_of, small, state_of, toy_task
 
-from smallbert import make
-from smallbert.data import STUDENT
 from smallbert.errors import UserError
+from smallbert.making import make
 from smallbert.measuring.cost import count_parameters, measure_bytes
 from smallbert.methods.codebook import nearest
 from smallbert.methods.mixed_bits import choose_bits
@@ -22,6 +21,7 @@ from smallbert.model.rounding import Grid, rounded
 from smallbert.model.twins import split
 from smallbert.onnxfile.check import varied_batches
 from smallbert.tasks.derived import limit
+from smallbert.texts.data import STUDENT
 from smallbert.training.aware import Ranges, to_nearest, to_ternary
 from smallbert.training.calibrate import draw_texts
 from smallbert.training.curvature import layer_curvatures, top_eigenvalue
@@ -352,7 +352,7 @@ def test_a_budget_that_cannot_be_held_is_refused_before_anything_is_trained(enco
         raise AssertionError("something was looked at or trained")
 
     monkeypatch.setattr("smallbert.methods.mixed_bits.draw_texts", never)
-    monkeypatch.setattr("smallbert.run.train", never)
+    monkeypatch.setattr("smallbert.making.run.train", never)
     with pytest.raises(UserError, match="give a larger budget") as refusal:
         run(f"{SHORT} | mixed_bits({budget})", encoder, TASK)
     told = str(refusal.value)

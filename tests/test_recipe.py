@@ -20,8 +20,8 @@ import smallbert
 from smallbert.errors import UserError
 from smallbert.methods import METHODS, Method
 from smallbert.presets import PRESETS
-from smallbert.recipe import Phase, Recipe
-from smallbert.registry import Registry, UnknownName
+from smallbert.recipes.recipe import Phase, Recipe
+from smallbert.recipes.registry import Registry, UnknownName
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -486,8 +486,8 @@ def test_ready_made_methods_come_from_the_package(toys: SimpleNamespace) -> None
 
 def test_importing_and_looking_for_a_submodule_stay_light() -> None:
     code = (
-        "import sys, smallbert, smallbert.methods, smallbert.recipe, smallbert.space, smallbert.presets\n"
-        "from smallbert import errors, files\n"
+        "import sys, smallbert.methods, smallbert.recipes.recipe, smallbert.recipes.space, smallbert.presets\n"
+        "from smallbert import errors, machine\n"
         "assert smallbert.METHODS._unread, 'the methods were imported'\n"
         "heavy = {'torch', 'transformers', 'numpy', 'pandas'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"

@@ -8,7 +8,7 @@ from invented import invented_card
 
 from smallbert.errors import UserError
 from smallbert.measuring.shelf import load_cards, save_card
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
 from smallbert.report.markdown import render_overview, write_overview
 
 RESULTS = Path(__file__).parent.parent / "results"

@@ -11,9 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import small, stream_of, toy_task
 
-from smallbert.batches import Layout, make_batch
 from smallbert.errors import UserError
 from smallbert.model.attention import Attending
+from smallbert.texts.batches import Layout, make_batch
 from smallbert.training import alignment
 from smallbert.training.alignment import rows_apart
 from smallbert.training.pairs import pair_layers

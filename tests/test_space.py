@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from smallbert.errors import UserError
 from smallbert.methods import METHODS, Method
-from smallbert.recipe import Recipe
-from smallbert.space import expand_space
+from smallbert.recipes.recipe import Recipe
+from smallbert.recipes.space import expand_space
 
 
 @pytest.fixture(autouse=True, scope="module")

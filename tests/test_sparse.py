@@ -13,8 +13,8 @@ from toys import run, scores_of, small, toy_task
 
 from smallbert.cli.catalog import inspect_folder
 from smallbert.errors import UserError
-from smallbert.estimate import estimate
 from smallbert.export import export_hugging_face, export_onnx
+from smallbert.making.estimate import estimate
 from smallbert.measuring import cost
 from smallbert.measuring.cost import count_macs, count_parameters, measure_latency
 from smallbert.measuring.disk import measure_bytes, tensor_bytes

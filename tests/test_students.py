@@ -6,7 +6,6 @@ import torch
 from toys import batch_of, check_refused, is_same_state, pairs, phase_of, run, scores_of, small, snapshot, toy_task
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
-from smallbert.data import tokenizer_key
 from smallbert.errors import UserError
 from smallbert.measuring.cost import count_parameters
 from smallbert.model.anatomy import layers, part, words
@@ -15,6 +14,7 @@ from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.heads import losses
 from smallbert.model.slicing import choose, features, top
 from smallbert.model.words import WORDS, put_word_head
+from smallbert.texts.data import tokenizer_key
 from smallbert.tiny import SHAPES, make_tokenizer
 from smallbert.training.importance import weigh_by_loss
 

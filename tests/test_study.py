@@ -17,13 +17,13 @@ import pytest
 from toys import is_same_state, small, toy_task
 from workers import is_alive, prepare_watched, wait_until
 
-from smallbert import make, study
-from smallbert.arms import read_arms, read_vary, with_setting
 from smallbert.cli import main
 from smallbert.errors import UserError
-from smallbert.files import alone_in, write_json
-from smallbert.jobs import WorkerLost
-from smallbert.likeness import beginnings
+from smallbert.machine.files import alone_in, write_json
+from smallbert.machine.jobs import WorkerLost
+from smallbert.making import make
+from smallbert.making.likeness import beginnings
+from smallbert.making.run import run_recipe
 from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.convergence import find_convergence
 from smallbert.measuring.findings import Result, conclude, gather, marks_by_chance, pair_up
@@ -31,12 +31,13 @@ from smallbert.measuring.shelf import load_cards, load_pack, pack_cards
 from smallbert.methods import METHODS
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import load_folder
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
 from smallbert.report.sheets import About, seeds_sheet
 from smallbert.report.sizes import have_sizes, points_of
 from smallbert.report.study import make_report, to_json, to_markdown, troubles, write_study
-from smallbert.run import run_recipe
-from smallbert.runs import _prepare, make_piece, run_study
+from smallbert.studies import study
+from smallbert.studies.arms import read_arms, read_vary, with_setting
+from smallbert.studies.runs import _prepare, make_piece, run_study
 
 FIRST = "finetune(epochs=1, lr=1e-3, batch=16)"
 PLAIN, MIXED = f"{FIRST} | magnitude(0.5) + train(epochs=1)", f"{FIRST} | mix_layers | magnitude(0.5) + train(epochs=1)"
@@ -102,7 +103,7 @@ def start():
 @pytest.fixture
 def trained(monkeypatch):
     """What was really trained, by the names of its methods."""
-    from smallbert import run
+    from smallbert.making import run
 
     seen = []
     real = run.train
@@ -340,13 +341,13 @@ def trainings(folder):
 def test_workers_are_given_the_tokens_that_their_runs_look_for(kind, start, tmp_path, monkeypatch):
     asked, bench = make_study(start, tmp_path, f"quantize; {FIRST}", (kind,), names="a; b", length=16)
     given, told = [], []
-    monkeypatch.setattr("smallbert.runs.run_jobs", lambda jobs, prepare, *_: given.append(prepare))
+    monkeypatch.setattr("smallbert.studies.runs.run_jobs", lambda jobs, prepare, *_: given.append(prepare))
     run_study(asked, bench, 2, say=lambda *one: told.append(one[0]))
     ((_, streams),) = (prepare.args for prepare in given)
     assert f"tokenising {kind}" in told
     again = study.Bench(start, bench.tasks)
-    monkeypatch.setattr("smallbert.runs.open_bench", lambda *_: again)
-    monkeypatch.setattr("smallbert.run.tokenise", None)  # none is left to be made
+    monkeypatch.setattr("smallbert.studies.runs.open_bench", lambda *_: again)
+    monkeypatch.setattr("smallbert.making.run.tokenise", None)  # none is left to be made
     work = _prepare(asked, pickle.loads(pickle.dumps(streams)))
     for piece in (piece for job in study.plan(asked, bench) for piece in job):
         work(piece)
@@ -358,7 +359,7 @@ def test_workers_are_given_the_tokens_that_their_runs_look_for(kind, start, tmp_
 @pytest.mark.slow  # starts processes, each of which takes seconds to import
 def test_runs_behind_one_beginning_go_to_many_workers(tmp_path, monkeypatch):
     """Two of them wait for each other, so that they must run at once; all are what they are one by one."""
-    monkeypatch.setattr("smallbert.runs._prepare", partial(prepare_watched, {CUT: 2, TAUGHT: 2}))
+    monkeypatch.setattr("smallbert.studies.runs._prepare", partial(prepare_watched, {CUT: 2, TAUGHT: 2}))
     asked, bench = make_screen(tmp_path / "out", keep_models=True)
     lines, kept = [], []
     beginnings = lambda: len(list(asked.out.glob("work/beginning-*")))  # noqa: E731
@@ -379,7 +380,7 @@ def test_runs_behind_one_beginning_go_to_many_workers(tmp_path, monkeypatch):
 
 @pytest.mark.slow  # five processes; test_jobs.py has stops and deaths of light ones
 def test_a_stop_and_a_dead_worker_behind_one_beginning(tmp_path, monkeypatch):
-    monkeypatch.setattr("smallbert.runs._prepare", partial(prepare_watched, {TAUGHT: 0}))
+    monkeypatch.setattr("smallbert.studies.runs._prepare", partial(prepare_watched, {TAUGHT: 0}))
     asked, bench = make_screen(tmp_path / "out")
 
     def stop(text):

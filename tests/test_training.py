@@ -24,13 +24,13 @@ from toys import (
     trajectory,
 )
 
-from smallbert.batches import Layout
-from smallbert.data import STUDENT, Stream, Tokens, tokenise
 from smallbert.errors import UserError
 from smallbert.measuring.evaluate import evaluate
 from smallbert.methods import METHODS, Method
 from smallbert.model.heads import KINDS
 from smallbert.tasks.task import Split
+from smallbert.texts.batches import Layout
+from smallbert.texts.data import STUDENT, Stream, Tokens, tokenise
 from smallbert.training import loop
 from smallbert.training.conditions import COMPILE_PAYS, other_dropout, pays_to_compile
 from smallbert.training.loop import take_step
@@ -356,7 +356,7 @@ def test_what_a_phase_adds_to_its_texts_is_gone_with_it(encoder):
         seen.append(dict(phase.stream.views))
         phase.stream.views["other"] = None
 
-    with patch("smallbert.run.train", look):
+    with patch("smallbert.making.run.train", look):
         run("train(epochs=1) | train(epochs=1)", encoder, TASK, judge=False, streams=shared)
     assert [list(views) for views in seen] == [[STUDENT]] * 2
 

@@ -13,16 +13,16 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from toys import check_refused, is_same_state, pairs, phase_of, run, scores_of, small, stream_of, toy_task
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from smallbert.data import STUDENT
 from smallbert.errors import UserError
-from smallbert.estimate import estimate
 from smallbert.export import export_onnx
+from smallbert.making.estimate import estimate
+from smallbert.making.run import run_recipe
 from smallbert.methods import METHODS
 from smallbert.model.anatomy import words
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.trimming import all_of, count_pieces, must_stay, trimmed
 from smallbert.model.words import WORDS
-from smallbert.run import run_recipe
+from smallbert.texts.data import STUDENT
 from smallbert.tiny import SHAPES
 
 SHORT = "train(epochs=1, batch=8, lr=0.001)"

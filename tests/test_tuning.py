@@ -15,18 +15,18 @@ from toys import run, small, toy_task
 
 optuna = pytest.importorskip("optuna", reason="the extra tune is not installed")
 
-from smallbert import study as studies  # noqa: E402
 from smallbert.cli import main  # noqa: E402
 from smallbert.errors import RunError, UserError  # noqa: E402
-from smallbert.make import Start  # noqa: E402
+from smallbert.making.make import Start  # noqa: E402
 from smallbert.measuring.card import MACHINERY_CHECK  # noqa: E402
 from smallbert.measuring.findings import Result  # noqa: E402
 from smallbert.measuring.shelf import load_cards  # noqa: E402
 from smallbert.model.encoder import fingerprint  # noqa: E402
 from smallbert.model.folders import save_folder  # noqa: E402
-from smallbert.recipe import Recipe  # noqa: E402
+from smallbert.recipes.recipe import Recipe  # noqa: E402
+from smallbert.recipes.space import expand_space  # noqa: E402
 from smallbert.report.tuning import make_result, other_search, to_markdown, trials_sheet  # noqa: E402
-from smallbert.space import expand_space  # noqa: E402
+from smallbert.studies import study as studies  # noqa: E402
 from smallbert.tasks.task import Split  # noqa: E402
 from smallbert.tuning import held, search, trial  # noqa: E402
 from smallbert.tuning.records import Record, best_of, importances, records_of  # noqa: E402
@@ -211,7 +211,7 @@ def test_a_search_repeats_itself_and_goes_on_after_any_trial_as_if_it_had_not_st
 
 
 def test_looks_on_the_way_change_nothing_of_what_is_trained():
-    from smallbert.run import run_recipe
+    from smallbert.making.run import run_recipe
 
     recipe, steps = Recipe("finetune(epochs=1, batch=8) | finetune(epochs=2, batch=8, lr=1e-3)"), []
     looked = run_recipe(trial._with_looks(recipe, lambda phase: steps.append(phase.step)), small(), toy_task())
@@ -277,8 +277,8 @@ def test_an_equal_recipe_is_not_trained_twice(tmp_path, monkeypatch):
 
 
 def test_what_trials_have_in_common_is_done_once(tmp_path, monkeypatch):
-    from smallbert import finished, run
     from smallbert.features import building, store
+    from smallbert.making import finished, run
 
     space = "finetune(epochs=1, batch=8) | pool_layers + train(freeze='backbone', epochs={0.5, 1}, lr=log(1e-4, 1e-2))"
     tuning, bench = tuning_of(tmp_path, monkeypatch, space, trials=4)
@@ -344,7 +344,7 @@ def test_the_final_runs_share_the_states_of_a_frozen_backbone(tmp_path, monkeypa
 HOLD = """
 import sys, time
 from pathlib import Path
-from smallbert.files import shared_folder
+from smallbert.machine.files import shared_folder
 with shared_folder(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

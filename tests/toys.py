@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from smallbert.batches import Layout, make_batch
-from smallbert.data import tokenise
 from smallbert.errors import UserError
+from smallbert.making.run import run_recipe
 from smallbert.model.encoder import fingerprint
-from smallbert.run import run_recipe
 from smallbert.tasks.task import Split, Task
+from smallbert.texts.batches import Layout, make_batch
+from smallbert.texts.data import tokenise
 from smallbert.tiny import make_encoder
 
 GOOD = "great good lovely warm clever bright fine sweet moving sharp".split()
@@ -138,7 +138,7 @@ def phase_of(recipe, encoder, task, seed: int = 0, **options):
     def catch(phase, *_):
         raise _Caught(phase)
 
-    with patch("smallbert.run.train", catch):
+    with patch("smallbert.making.run.train", catch):
         try:
             run(recipe, encoder, task, seed, **options)
         except _Caught as caught:

@@ -89,7 +89,8 @@ def prepare_watched(plan: dict, asked, streams):
 
     {"magnitude + train": 2} waits for a second process that trains; {"distill + train": 0} is killed the first time
     """
-    from smallbert import run, runs
+    from smallbert.making import run
+    from smallbert.studies import runs
 
     real, folder = run.train, asked.out.parent
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from smallbert.data import longest_input
 from smallbert.errors import UserError
-from smallbert.files import write_folder, write_json, write_text
+from smallbert.machine.files import write_folder, write_json, write_text
 from smallbert.measuring.disk import export_bytes, measure_bytes
 from smallbert.model.encoder import HEAD, PLAIN, Encoder, fingerprint
 from smallbert.model.folders import load_folder, save_folder
@@ -21,6 +20,7 @@ from smallbert.model.quantised import StoredLinear, stored_parts, with_real_weig
 from smallbert.model.words import WORDS
 from smallbert.model.zeros import sparse_linears, with_plain_linears
 from smallbert.progress import saying
+from smallbert.texts.data import longest_input
 
 if TYPE_CHECKING:
     from smallbert.model.batch import Batch

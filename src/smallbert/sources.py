@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from smallbert.errors import UserError
-from smallbert.registry import did_you_mean
+from smallbert.recipes.registry import did_you_mean
 from smallbert.wheels import (
     NEEDED,
     WHEELS,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from smallbert.errors import RunError
-from smallbert.files import write_folder, write_json
+from smallbert.machine.files import write_folder, write_json
 
 Say = Callable[[str], None]
 Unpack = Callable[[IO[bytes], str, Path], None]

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from smallbert.answering import check_head
 from smallbert.bench.variants import Variant, predict_variant
 from smallbert.errors import UserError
-from smallbert.measuring.card import machine, versions
+from smallbert.machine.facts import machine, versions
 from smallbert.measuring.cost import WARM, take_turns
 from smallbert.measuring.metrics import paired_error, score
+from smallbert.model.answering import check_head
 from smallbert.model.batch import Batch
 
 if TYPE_CHECKING:

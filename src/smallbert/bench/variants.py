@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from smallbert.answering import check_head, order_labels
-from smallbert.data import longest_input, tokenise
 from smallbert.errors import UserError
-from smallbert.exported import FILE, INPUTS, check_scores, read_exported, told_of
 from smallbert.measuring.disk import export_bytes, measure_bytes
 from smallbert.measuring.evaluate import predict
+from smallbert.model.answering import check_head, order_labels
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder, fingerprint
 from smallbert.model.folders import load_folder
 from smallbert.model.modelfiles import load_tokenizer
 from smallbert.onnxfile.check import open_session
 from smallbert.onnxfile.exactness import is_exact
+from smallbert.onnxfile.exported import FILE, INPUTS, check_scores, read_exported, told_of
 from smallbert.sources import find_model
+from smallbert.texts.data import longest_input, tokenise
 
 if TYPE_CHECKING:
     from smallbert.tasks import Task

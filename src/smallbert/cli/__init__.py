@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def explain(error: BaseException) -> tuple[int, str]:
     """The exit code and the one sentence that an error is worth."""
-    from smallbert.files import is_full_disk
+    from smallbert.machine.files import is_full_disk
 
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return 130, "interrupted; what is finished is kept, and the same command goes on from there"
@@ -116,7 +116,7 @@ def explain(error: BaseException) -> tuple[int, str]:
 
 
 def _is_memory(error: BaseException) -> bool:
-    from smallbert.sharing import is_memory
+    from smallbert.machine.sharing import is_memory
 
     return isinstance(error, Exception) and is_memory(error)
 

@@ -12,7 +12,7 @@ import typer
 
 from smallbert.cli.options import Data, Json, Kind, Label, Pair, Text, print_json, progress, read_numbers
 from smallbert.errors import UserError
-from smallbert.files import check_folder, write_json
+from smallbert.machine.files import check_folder, write_json
 
 LEAST_THREADS = 256  # may be asked for on any machine; many thousands end the process inside OpenMP
 
@@ -62,10 +62,10 @@ def bench(
         check_folder(out)
     with progress() as say, ExitStack() as stack:
         say("starting")
-        from smallbert import make
         from smallbert.bench.run import bench as run_bench
         from smallbert.bench.run import check_variants
         from smallbert.bench.variants import make_variants, read_names, read_variant
+        from smallbert.making import make
         from smallbert.report.benching import bench_table, draw_bench
 
         exports, read = read_names(variants, task is not None) if variants else [], None

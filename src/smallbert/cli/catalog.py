@@ -14,8 +14,8 @@ from smallbert.errors import UserError
 from smallbert.measuring.shelf import load_card
 from smallbert.methods import METHODS
 from smallbert.presets import PRESETS
-from smallbert.registry import did_you_mean, plain
-from smallbert.settings import describe, hints_of, meanings_of
+from smallbert.recipes.registry import did_you_mean, plain
+from smallbert.recipes.settings import describe, hints_of, meanings_of
 from smallbert.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def find_entry(name: str) -> tuple[str, dict[str, Any]]:
 
 def inspect_folder(folder: Path | str) -> dict[str, Any]:
     """What a model folder holds, and what each preset would make of it."""
-    from smallbert.estimate import estimate, without_weights
+    from smallbert.making.estimate import estimate, without_weights
     from smallbert.measuring import cost
     from smallbert.measuring.disk import measure_bytes
     from smallbert.model.encoder import HEAD

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smallbert.cli.progress import Progress
-from smallbert.compare import Entry, compare
 from smallbert.errors import UserError
-from smallbert.make import DEMO_DATA, start_from, task_from
+from smallbert.making.compare import Entry, compare
+from smallbert.making.make import DEMO_DATA, start_from, task_from
 from smallbert.measuring.budget import Budget, best
 from smallbert.measuring.card import Card
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
 from smallbert.report import render_table, write_report
 from smallbert.tasks.derived import limit
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from smallbert.settings import to_text
+from smallbert.recipes.settings import to_text
 
 MANY = 12  # presets that are named where more have a method
 

@@ -22,7 +22,7 @@ from smallbert.cli.options import (
     progress,
 )
 from smallbert.errors import UserError
-from smallbert.files import check_folder
+from smallbert.machine.files import check_folder
 
 
 def errors(
@@ -54,9 +54,9 @@ def errors(
         check_folder(out)
     with progress() as say:
         say("starting")
-        from smallbert.make import start_from, task_from
+        from smallbert.making.make import start_from, task_from
+        from smallbert.making.sidebyside import find_errors
         from smallbert.report.errors import render, write_errors
-        from smallbert.sidebyside import find_errors
 
         read = task_from(task, data, None, say.line, text=text, pair=pair, label=label, kind=kind)
         one, other = start_from(a, say.line), start_from(b, say.line)

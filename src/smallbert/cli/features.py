@@ -53,11 +53,11 @@ def build(
     wanted = layers if layers == "all" else read_numbers(layers, "--layers")
     with progress() as say:
         say("starting")
-        from smallbert import make
-        from smallbert.data import tokenise, usable_length
         from smallbert.features.building import build_store
         from smallbert.features.plan import check_kinds
-        from smallbert.processes import processes
+        from smallbert.machine.processes import processes
+        from smallbert.making import make
+        from smallbert.texts.data import tokenise, usable_length
 
         check_kinds(tokens, dtype)
         read = make.task_from(task, data, examples, say.line, text=text, pair=pair, label=label, kind=kind)

@@ -127,7 +127,7 @@ def export(
         if max_difference is not None and not 0 < max_difference < math.inf:
             raise UserError(f"--max-difference was given {max_difference:g}; write a number above 0, such as 0.1")
         from smallbert import export as writing
-        from smallbert import make
+        from smallbert.making import make
         from smallbert.sources import find_model
 
         found_at = find_model(folder, say.line)

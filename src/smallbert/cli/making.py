@@ -37,10 +37,10 @@ from smallbert.errors import UserError
 
 if TYPE_CHECKING:
     from smallbert.cli.progress import Progress
-    from smallbert.make import Start
+    from smallbert.making.make import Start
     from smallbert.measuring.budget import Budget
     from smallbert.measuring.card import Card
-    from smallbert.recipe import Recipe
+    from smallbert.recipes.recipe import Recipe
     from smallbert.tasks import Task
 
 BANNER = "MACHINERY CHECK: a tiny random model on toy data. These numbers mean nothing."
@@ -124,8 +124,8 @@ def _make(
 ) -> None:
     with progress() as say:
         say("starting")
-        from smallbert import make
-        from smallbert.recipe import Recipe
+        from smallbert.making import make
+        from smallbert.recipes.recipe import Recipe
 
         parsed = Recipe(recipe)
         read = make.task_from(task, data, examples, say.line, **columns)
@@ -159,9 +159,9 @@ def evaluate(
     """Score a model on a task and measure what it costs."""
     with progress() as say:
         say("starting")
-        from smallbert import make
+        from smallbert.making import make
+        from smallbert.making.readme import numbers
         from smallbert.measuring.shelf import save_card
-        from smallbert.report.readme import numbers
 
         read = make.task_from(task, data, None, say.line, text=text, pair=pair, label=label, kind=kind)
         read.split(split)
@@ -204,8 +204,8 @@ def compare(
         raise UserError("compare needs a MODEL and --task; or write --tiny to check the machinery without either")
     with progress() as say:
         say("starting")
-        from smallbert import compare as study
-        from smallbert import make
+        from smallbert.making import compare as study
+        from smallbert.making import make
         from smallbert.measuring.card import MACHINERY_CHECK, RESULT
 
         entries = study.read_entries(presets, recipes)
@@ -245,8 +245,8 @@ def compare(
 
 def _forewarn(say: Progress, recipe: Recipe, start: Start, task: Task, length: int | None) -> None:
     """Say before anything is trained what nothing refuses."""
-    from smallbert.estimate import look_ahead
-    from smallbert.make import at_length
+    from smallbert.making.estimate import look_ahead
+    from smallbert.making.make import at_length
 
     for outlook in look_ahead([recipe], start.encoder, at_length(start, task, length)).values():
         for warning in outlook.warnings:

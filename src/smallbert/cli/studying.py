@@ -32,7 +32,7 @@ from smallbert.errors import UserError
 if TYPE_CHECKING:
     from smallbert.cli.progress import Progress
     from smallbert.report.study import Report
-    from smallbert.study import Bench, Study
+    from smallbert.studies.study import Bench, Study
 
 
 def study(
@@ -81,14 +81,14 @@ def study(
         raise UserError("study needs a MODEL and --task; or write --tiny to check the machinery without either")
     with progress() as say:
         say("starting")
-        from smallbert import study as studies
-        from smallbert.arms import read_arms
-        from smallbert.files import alone_in
+        from smallbert.machine.files import alone_in
         from smallbert.measuring.card import MACHINERY_CHECK, RESULT
         from smallbert.measuring.shelf import pack_cards
         from smallbert.report.study import to_json, write_study
         from smallbert.report.traces import write_watches
-        from smallbert.runs import run_study
+        from smallbert.studies import study as studies
+        from smallbert.studies.arms import read_arms
+        from smallbert.studies.runs import run_study
 
         arms, setting = read_arms(recipes, names, vary)
         asked = studies.Study(

@@ -26,10 +26,10 @@ from smallbert.cli.options import (
     read_numbers,
 )
 from smallbert.errors import UserError
-from smallbert.files import check_folder
+from smallbert.machine.files import check_folder
 
 if TYPE_CHECKING:
-    from smallbert.study import Bench
+    from smallbert.studies.study import Bench
     from smallbert.tuning.search import Tuning
 
 
@@ -84,10 +84,10 @@ def tune(
     check_folder(out)
     with progress() as say:
         say("starting")
-        from smallbert import study as studies
         from smallbert.measuring.card import MACHINERY_CHECK, RESULT
         from smallbert.report import tuning as report
         from smallbert.report.sheets import render_sheet
+        from smallbert.studies import study as studies
         from smallbert.tuning import search
         from smallbert.tuning.records import FILE, best_of
         from smallbert.tuning.storage import without_password

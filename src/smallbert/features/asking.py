@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from smallbert.data import STUDENT
 from smallbert.errors import UserError
 from smallbert.features.building import Say, free_room
 from smallbert.features.cache import Cache, What
@@ -18,8 +17,9 @@ from smallbert.features.parts import look_at_one, names_of, say_names, turns, wh
 from smallbert.features.plan import OF_TEXTS, tokens_fingerprint
 from smallbert.features.store import many
 from smallbert.features.taught import Taught
+from smallbert.machine.processes import from_main
 from smallbert.model.encoder import fingerprint_of_outputs
-from smallbert.processes import from_main
+from smallbert.texts.data import STUDENT
 from smallbert.training.memory import free_memory
 
 if TYPE_CHECKING:

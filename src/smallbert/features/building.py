@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from smallbert.data import STUDENT, Stream
 from smallbert.errors import UserError
 from smallbert.features.computing import LARGEST, compute_shard
 from smallbert.features.parts import Name
 from smallbert.features.plan import SHARD, Plan, difference, plan_store, text_keys
 from smallbert.features.shards import read_about, write_arrays
 from smallbert.features.store import LENGTHS, MANIFEST, Store, is_sound, many, open_store, read_manifest, shard_name
-from smallbert.files import write_json, write_new_json
+from smallbert.machine.files import write_json, write_new_json
+from smallbert.machine.processes import processes
 from smallbert.model.encoder import Encoder
-from smallbert.processes import processes
+from smallbert.texts.data import STUDENT, Stream
 
 Say = Callable[[str, int, int, str], None]
 STAGE = "storing hidden states"

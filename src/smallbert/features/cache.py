@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from smallbert.data import STUDENT, Stream, Tokens
 from smallbert.errors import RunError, UserError
 from smallbert.features.building import Say, Taken, build_store
 from smallbert.features.parts import Name, in_order
 from smallbert.features.plan import Plan, plan_store, text_keys
 from smallbert.features.store import LENGTHS, MANIFEST, Store, is_sound, open_store, read_keys, read_manifest
 from smallbert.model.encoder import HEAD, Encoder
+from smallbert.texts.data import STUDENT, Stream, Tokens
 
 DELETE = "delete it and run again, or write another cache='folder'"
 STAGE = "keeping what the teacher says"

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smallbert.batches import Layout, make_batch, sort_into_batches
-from smallbert.data import STUDENT, Stream
 from smallbert.errors import RunError
 from smallbert.features.parts import Name, taps_for, vector
 from smallbert.features.plan import Plan
 from smallbert.features.store import row_places
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder
+from smallbert.texts.batches import Layout, make_batch, sort_into_batches
+from smallbert.texts.data import STUDENT, Stream
 
 LARGEST = float(torch.finfo(torch.float16).max)
 TOP = 127

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from smallbert.batches import Layout, make_batch
-from smallbert.data import STUDENT, Stream, Tokens
 from smallbert.errors import UserError
 from smallbert.features.building import NoRoom, Say, build_store
 from smallbert.features.plan import plan_store, states_fingerprint, tokens_fingerprint
@@ -22,6 +20,8 @@ from smallbert.features.store import Store, many, open_store
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.model.words import WORDS
+from smallbert.texts.batches import Layout, make_batch
+from smallbert.texts.data import STUDENT, Stream, Tokens
 from smallbert.training.phase import BACKBONE, HELD_STAGE, Phase
 
 READ = {"all": "all tokens", "first": "first tokens", "mean": "each text's mean"}

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smallbert.batches import Layout, make_batch
-from smallbert.data import STUDENT, Stream, Tokens
 from smallbert.model.anatomy import ROLES, anatomy
 from smallbert.model.attention import Attending
 from smallbert.model.encoder import Encoder
 from smallbert.model.walk import Taps, Wanted
+from smallbert.texts.batches import Layout, make_batch
+from smallbert.texts.data import STUDENT, Stream, Tokens
 
 Name = int | str
 MAKES = {**{role: (role,) for role in ROLES}, "attention": ("query", "key")}  # what is kept of a role (see walk.tap)

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from smallbert.data import STUDENT, Stream, Tokens, tokenizer_key
 from smallbert.errors import UserError
 from smallbert.features.parts import ROLE, Name, in_order
 from smallbert.features.shards import Shapes, file_bytes, read_about
 from smallbert.features.store import FORMAT, KINDS, shard_name, store_name
 from smallbert.model.encoder import Encoder
+from smallbert.texts.data import STUDENT, Stream, Tokens, tokenizer_key
 
 SHARD = 2**28  # bytes a shard should have, about
 SAID = {  # what a store is made of, in the words of a refusal; None where the value itself says nothing

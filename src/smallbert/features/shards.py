@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from smallbert.errors import RunError
-from smallbert.files import write_file
+from smallbert.machine.files import write_file
 
 HEADER = 1024  # bytes before the first array: eight that say how long the rest is, JSON, spaces
 PIECE = 2**23  # bytes read at a time for a checksum

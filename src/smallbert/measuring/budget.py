@@ -9,7 +9,7 @@ from typing import NamedTuple
 from smallbert.errors import UserError
 from smallbert.measuring.card import Card, number, reason
 from smallbert.measuring.groups import group_cards, score_of, short_names, standard_error, status_of
-from smallbert.registry import did_you_mean, known
+from smallbert.recipes.registry import did_you_mean, known
 
 ALIKE = 1.02  # sizes this near are one size: a few bytes of another config file decide nothing
 

@@ -1,19 +1,15 @@
 """Cards: everything measured of one model on one task, as one small JSON file that is never made twice."""
 
 import hashlib
-import importlib.metadata
 import json
 import math
-import os
-import platform
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smallbert import __version__
 from smallbert.errors import RunError
+from smallbert.machine.facts import machine, versions
 
 Card = dict[str, Any]
 
@@ -21,7 +17,6 @@ FORMAT = 1
 RESULT, MACHINERY_CHECK = "result", "machinery check"
 KINDS = (RESULT, MACHINERY_CHECK)
 STATUSES = ("ok", "diverged", "failed")
-GPU_PART = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
 class Field(NamedTuple):
@@ -80,7 +75,6 @@ FIELDS: dict[str, Field] = {
     "machine": Field("the machine it ran on", (dict,)),
 }
 SCORE_PARTS = ("value", "stderr", "n", "low", "high")
-_PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "numpy", "onnxruntime")
 
 
 def make_card(**fields: Any) -> Card:
@@ -147,36 +141,6 @@ def card_key(
     steps = re.findall(r"(?:^|[|+(,])\s*([A-Za-z]\w*)(?=\s*(?:[(|+),]|$))", recipe)
     readable = re.sub(r"[^\w-]+", "_", "-".join([Path(task).stem, *steps]))[:60].strip("-_")
     return f"{readable}-s{seed}-{hashlib.sha256(work.encode()).hexdigest()[:10]}"
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that can change a number; nothing is imported for it."""
-    found = {"python": platform.python_version(), "smallbert": __version__}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on; the host's name is left out, and torch is asked only if already imported.
-
-    Of a GPU that is shared by parts, the part too, since random numbers may depend on how many processors torch sees.
-    """
-    torch = sys.modules.get("torch")
-    gpu = torch.cuda.get_device_name(0) if torch is not None and torch.cuda.is_available() else None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    part = os.environ.get(GPU_PART) if gpu else None
-    return {
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu(),
-        "cores": cores,
-        "memory_gb": _memory(),
-        "gpu": gpu,
-        **({"gpu_per_cent": float(part)} if part else {}),
-    }
 
 
 def number(card: Mapping[str, Any], name: str) -> float | None:
@@ -260,18 +224,3 @@ def ordered(card: Mapping[str, Any]) -> Card:
             for metric, score in ordered["scores"].items()
         }
     return ordered
-
-
-def _cpu() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
-
-
-def _memory() -> float | None:
-    try:
-        return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1)
-    except (AttributeError, ValueError, OSError):
-        return None

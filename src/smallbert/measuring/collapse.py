@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smallbert.answering import answers_as_it_is
-from smallbert.data import tokenise
 from smallbert.measuring.evaluate import Say, predict
 from smallbert.measuring.metrics import score
+from smallbert.model.answering import answers_as_it_is
 from smallbert.tasks import Split, Task
+from smallbert.texts.data import tokenise
 
 if TYPE_CHECKING:
     from smallbert.model.encoder import Encoder

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from smallbert.data import usable_length
 from smallbert.measuring.disk import measure_bytes
 from smallbert.model.anatomy import anatomy, layers, linears
 from smallbert.model.batch import Batch
@@ -24,6 +23,7 @@ from smallbert.model.folders import probe_batch
 from smallbert.model.products import are_exact
 from smallbert.model.quantised import packed_parts, stored_parts
 from smallbert.model.zeros import sparse_linears
+from smallbert.texts.data import usable_length
 
 LEAST = 20  # timed rounds, however slow the model
 WARM = 3

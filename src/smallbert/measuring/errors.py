@@ -14,7 +14,7 @@ import numpy as np
 from smallbert.errors import UserError
 from smallbert.measuring.judged import Answers
 from smallbert.measuring.statistics import EXACT, FLIPS, mcnemar, sign_flip, welch
-from smallbert.registry import did_you_mean
+from smallbert.recipes.registry import did_you_mean
 
 if TYPE_CHECKING:
     from smallbert.tasks import Split, Task

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from smallbert.batches import Layout, make_batch, sort_into_batches
-from smallbert.data import STUDENT, Stream, tokenise, usable_length
 from smallbert.measuring.metrics import score
 from smallbert.model.encoder import Encoder
 from smallbert.model.heads import IGNORE
+from smallbert.texts.batches import Layout, make_batch, sort_into_batches
+from smallbert.texts.data import STUDENT, Stream, tokenise, usable_length
 
 if TYPE_CHECKING:
     from smallbert.tasks import Split, Task

@@ -9,7 +9,7 @@ from typing import Any
 
 from smallbert.errors import UserError
 from smallbert.measuring.card import Card
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
 
 ALWAYS_SHOWN = ("keep", "bits")  # the dials; other settings show in a name only where they differ between rows
 

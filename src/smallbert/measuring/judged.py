@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smallbert.data import STUDENT, Stream, tokenise, usable_length
 from smallbert.errors import UserError
 from smallbert.measuring.evaluate import Say, decide, read_scores
 from smallbert.measuring.metrics import Score, answer_values, score
+from smallbert.texts.data import STUDENT, Stream, tokenise, usable_length
 
 if TYPE_CHECKING:
     from smallbert.model.encoder import Encoder

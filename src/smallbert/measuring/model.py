@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smallbert.data import usable_length
 from smallbert.measuring import cost
 from smallbert.measuring.evaluate import Say, evaluate
 from smallbert.measuring.pruned import note_zeros
 from smallbert.model.encoder import Encoder
+from smallbert.texts.data import usable_length
 
 if TYPE_CHECKING:
     from smallbert.tasks import Task

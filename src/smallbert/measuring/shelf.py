@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from smallbert.errors import RunError, UserError
-from smallbert.files import write_json, write_text
+from smallbert.machine.files import write_json, write_text
 from smallbert.measuring.card import RESULT, Card, card_key, check_card, ordered
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
 
 PACK = "cards.jsonl"
 

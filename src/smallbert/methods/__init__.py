@@ -18,10 +18,10 @@ from collections.abc import Callable, Collection
 from dataclasses import MISSING, Field, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
-from smallbert.combining import Combines
 from smallbert.errors import UserError
-from smallbert.registry import Registry, did_you_mean
-from smallbert.settings import (
+from smallbert.recipes.combining import Combines
+from smallbert.recipes.registry import Registry, did_you_mean
+from smallbert.recipes.settings import (
     accept,
     describe,
     fields_of,
@@ -35,7 +35,7 @@ from smallbert.settings import (
 )
 
 if TYPE_CHECKING:
-    from smallbert.recipe import Recipe
+    from smallbert.recipes.recipe import Recipe
 
 METHODS: Registry[type[Method]] = Registry("method", package=__name__)
 RANGES = ("linear", "log")  # words for all values between two, which only tuning can search

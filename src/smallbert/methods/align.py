@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from smallbert.data import STUDENT
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.batch import Batch
@@ -22,6 +21,7 @@ from smallbert.model.encoder import Encoder
 from smallbert.model.replace import head_count
 from smallbert.model.walk import Taps
 from smallbert.sources import folder_read
+from smallbert.texts.data import STUDENT
 from smallbert.training.alignment import (
     OF_BOTH,
     ON_CHANCES,

@@ -9,16 +9,16 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from smallbert.augmenting import WAYS, Guesser, changes, copies_of, may_change, taken_apart
 from smallbert.errors import UserError
-from smallbert.files import grow_file
+from smallbert.machine.files import grow_file
+from smallbert.machine.processes import processes
 from smallbert.methods import Method
 from smallbert.methods.unlabelled import check_taught, joined
 from smallbert.model.encoder import Encoder, fingerprint, load
 from smallbert.model.words import check_word_head, need_word_head
-from smallbert.processes import processes
 from smallbert.sources import find_model, folder_read
 from smallbert.tasks.task import Split
+from smallbert.texts.augmenting import WAYS, Guesser, changes, copies_of, may_change, taken_apart
 
 FINDER = "the model that is to find words for augment"
 CHUNK = 64  # rows worked on at a time, and the least that a kill loses

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import torch
 from transformers import MobileBertConfig
 
-from smallbert.data import longest_input
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.encoder import HEAD, plain_config
 from smallbert.model.replace import bare, check_bare, check_words, draw_backbone, reduced_words, replace_backbone
+from smallbert.texts.data import longest_input
 
 
 class Bottleneck(Method):

@@ -5,12 +5,12 @@ from typing import Any, Literal
 
 import torch
 
-from smallbert.batches import Layout, make_batch, sort_into_batches
-from smallbert.data import STUDENT, tokenise, usable_length
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.encoder import HEAD
 from smallbert.model.surgery import keep_layers
+from smallbert.texts.batches import Layout, make_batch, sort_into_batches
+from smallbert.texts.data import STUDENT, tokenise, usable_length
 
 EXAMPLES = 256  # training texts on which is seen what varies
 

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from smallbert.data import STUDENT
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.batch import Batch
@@ -17,6 +16,7 @@ from smallbert.model.encoder import HEAD, Encoder
 from smallbert.model.heads import IGNORE, same_labels
 from smallbert.model.words import WORDS, check_word_head, need_word_head
 from smallbert.sources import folder_read
+from smallbert.texts.data import STUDENT
 from smallbert.training.alignment import Side, ce, kl
 from smallbert.training.schedule import Schedule
 from smallbert.training.teachers import NOT_SPANS, same_tokens, view_of

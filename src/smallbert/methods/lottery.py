@@ -6,9 +6,9 @@ kept; the ticket is trained last. The head is not set back, and so neither is th
 
 from typing import Any, Literal
 
-from smallbert.combining import Combines
 from smallbert.errors import UserError
 from smallbert.methods import Method
+from smallbert.recipes.combining import Combines
 from smallbert.training.masks import What
 
 
@@ -38,7 +38,7 @@ class Lottery(Method):
 
     def expand(self) -> Any:
         """Mark the start; train, prune, rewind; train the ticket."""
-        from smallbert.recipe import Recipe
+        from smallbert.recipes.recipe import Recipe
 
         start = f"start of lottery({self.keep}, rounds={self.rounds})"  # not a name that a user's own mark would have
         whole = Recipe(f"mark({start!r})")

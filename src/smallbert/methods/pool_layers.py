@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from smallbert.data import usable_length
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.encoder import HEAD, PLAIN
@@ -27,6 +26,7 @@ from smallbert.model.pooling import (
     Projection,
     initialise,
 )
+from smallbert.texts.data import usable_length
 
 BESIDE_RATE = 1e-3  # a new pooler learns little at the rate that suits the encoder it stands beside
 MIXTURE_RATE = 1e-2  # as in mix_layers

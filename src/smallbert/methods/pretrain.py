@@ -3,13 +3,13 @@
 from collections.abc import Collection
 from typing import Any, ClassVar, Literal
 
-from smallbert.corpus import Mixing, check_text, fingerprint_of_text, lines_of, masked_stream, read_blocks
-from smallbert.data import longest_input
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.methods.train import Train
 from smallbert.model.vocabulary import second_cutter
 from smallbert.model.words import WORDS, WordHead, put_word_head
+from smallbert.texts.corpus import Mixing, check_text, fingerprint_of_text, lines_of, masked_stream, read_blocks
+from smallbert.texts.data import longest_input
 
 
 class _Corpus(Method):

@@ -23,7 +23,7 @@ class Repeat(Method):
 
     def expand(self) -> Any:
         """The part, one after the other."""
-        from smallbert.recipe import Recipe
+        from smallbert.recipes.recipe import Recipe
 
         whole = Recipe("")
         for _ in range(self.times):

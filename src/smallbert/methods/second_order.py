@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from smallbert.batches import Layout, make_batch
 from smallbert.errors import UserError
+from smallbert.machine.processes import agree
 from smallbert.methods.pruning import Gradual
-from smallbert.processes import agree
+from smallbert.texts.batches import Layout, make_batch
 from smallbert.training.masks import (
     Stacks,
     carried,

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from smallbert.corpus import check_text, fingerprint_of_text, lines_of
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.anatomy import anatomy, replace_module, words
@@ -20,6 +19,7 @@ from smallbert.model.vocabulary import (
     train_pieces,
 )
 from smallbert.model.words import drop_word_head
+from smallbert.texts.corpus import check_text, fingerprint_of_text, lines_of
 
 LOOKED, HIDDEN = 2000, 0.5  # texts looked at for unknown tokens, and the share of those that is too many
 NUMBERED = [f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep", "mask", "unk")]  # in a config

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from smallbert.corpus import check_text, fingerprint_of_text, lines_of
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.methods.small_vocabulary import NUMBERED, change_table, check_padding, check_table
 from smallbert.model.anatomy import anatomy, words
 from smallbert.model.trimming import all_of, check_tokenizer, count_pieces, must_stay, trimmed
 from smallbert.model.words import WORDS, WordHead, fill_rows
+from smallbert.texts.corpus import check_text, fingerprint_of_text, lines_of
 
 
 class TrimVocabulary(Method):

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Iterator
 from typing import Any, ClassVar, Literal
 
-from smallbert.corpus import check_text, fingerprint_of_text, text_files, text_lines
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.tasks.task import Split
+from smallbert.texts.corpus import check_text, fingerprint_of_text, text_files, text_lines
 
 
 class Unlabelled(Method):

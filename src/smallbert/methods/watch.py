@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from smallbert.batches import Layout, make_batch
-from smallbert.data import STUDENT
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.anatomy import anatomy
 from smallbert.model.heads import losses
+from smallbert.texts.batches import Layout, make_batch
+from smallbert.texts.data import STUDENT
 
 
 class Watch(Method):

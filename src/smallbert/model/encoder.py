@@ -211,7 +211,7 @@ class Encoder(nn.Module):
 
     def replay(self, history: list[dict[str, Any]]) -> None:
         """Do again to a bare skeleton what was done to the encoder it was saved from."""
-        from smallbert.recipe import Recipe
+        from smallbert.recipes.recipe import Recipe
 
         for entry in history:
             ((method,),) = Recipe(entry["step"])
@@ -262,7 +262,7 @@ def fingerprint(encoder: Encoder) -> str:
 def fingerprint_of_outputs(encoder: Encoder) -> str:
     """A short hash of what decides what an encoder says; how it was trained, or what it is called, does not."""
     from smallbert.methods import Method
-    from smallbert.recipe import Recipe
+    from smallbert.recipes.recipe import Recipe
 
     steps = [(entry, method) for entry in encoder.history for ((method,),) in [Recipe(entry["step"])]]
     built = [(entry["step"], entry["plan"]) for entry, method in steps if type(method).build is not Method.build]

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from smallbert.errors import RunError, UserError
-from smallbert.files import write_folder, write_json
+from smallbert.machine.files import write_folder, write_json
 from smallbert.model.anatomy import anatomy
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder, skeleton

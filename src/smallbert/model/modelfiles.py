@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from smallbert.errors import UserError
-from smallbert.files import write_json
+from smallbert.machine.files import write_json
 from smallbert.model.anatomy import anatomy
 from smallbert.model.encoder import Encoder
 

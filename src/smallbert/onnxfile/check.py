@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smallbert.batches import Layout, make_batch
-from smallbert.data import STUDENT, longest_input, tokenise, usable_length
 from smallbert.errors import RunError
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import load_hugging_face, probe_batch, their_scores
 from smallbert.onnxfile.sentences import varied_texts
 from smallbert.onnxfile.trace import Plain, named_inputs
+from smallbert.texts.batches import Layout, make_batch
+from smallbert.texts.data import STUDENT, longest_input, tokenise, usable_length
 
 if TYPE_CHECKING:
     from smallbert.tasks import Task

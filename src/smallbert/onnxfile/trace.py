@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from smallbert.data import longest_input
 from smallbert.errors import RunError
 from smallbert.model.anatomy import anatomy
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import probe_batch
+from smallbert.texts.data import longest_input
 
 OPSET = 20  # the first that knows Gelu as one operator, which runs faster than its parts
 NAME = "smallbert-onnx"

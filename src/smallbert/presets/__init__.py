@@ -2,7 +2,7 @@
 
 from smallbert.presets import distillation, pruning, students
 from smallbert.presets.preset import Preset
-from smallbert.registry import Registry
+from smallbert.recipes.registry import Registry
 
 PRESETS: Registry[Preset] = Registry("preset")
 for _row in (*pruning.ROWS, *distillation.ROWS, *students.ROWS):

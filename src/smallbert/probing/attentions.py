@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from smallbert.batches import Layout, make_batch, sort_into_batches
-from smallbert.data import STUDENT, tokenise, usable_length
 from smallbert.errors import RunError, UserError
 from smallbert.model.anatomy import anatomy, layers
 from smallbert.model.encoder import Encoder
@@ -22,6 +20,8 @@ from smallbert.model.replace import head_count
 from smallbert.probing.heads import counting, evaluating
 from smallbert.tasks.derived import limit
 from smallbert.tasks.task import Split, Task
+from smallbert.texts.batches import Layout, make_batch, sort_into_batches
+from smallbert.texts.data import STUDENT, tokenise, usable_length
 
 Say = Callable[[str, int, int, str], None]
 

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from smallbert.batches import Layout, make_batch, sort_into_batches
-from smallbert.data import STUDENT, Stream, tokenise, tokenizer_key
 from smallbert.errors import RunError
-from smallbert.files import write_file, write_json
+from smallbert.machine.files import write_file, write_json
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.probing.roles import Roles, arrange
 from smallbert.tasks.task import Task
+from smallbert.texts.batches import Layout, make_batch, sort_into_batches
+from smallbert.texts.data import STUDENT, Stream, tokenise, tokenizer_key
 
 Say = Callable[[str, int, int, str], None]
 

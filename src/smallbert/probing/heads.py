@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from smallbert.answering import has_head_for, is_made_for, match_labels
-from smallbert.batches import Layout, make_batch, sort_into_batches
-from smallbert.data import STUDENT, Stream, tokenise, usable_length
 from smallbert.errors import UserError
 from smallbert.measuring.evaluate import predict
 from smallbert.measuring.metrics import score
 from smallbert.model.anatomy import anatomy, layers, part
+from smallbert.model.answering import has_head_for, is_made_for, match_labels
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder
 from smallbert.model.heads import IGNORE, losses
 from smallbert.model.replace import head_count
 from smallbert.tasks.derived import limit
+from smallbert.texts.batches import Layout, make_batch, sort_into_batches
+from smallbert.texts.data import STUDENT, Stream, tokenise, usable_length
 
 if TYPE_CHECKING:
     from smallbert.tasks import Split, Task

@@ -12,20 +12,20 @@ from typing import Any
 import torch
 
 from smallbert import __version__
-from smallbert.data import usable_length
 from smallbert.errors import UserError
-from smallbert.files import write_json
-from smallbert.make import Line, Say, Start, at_length, check_device, task_from
-from smallbert.measuring.card import machine, versions
+from smallbert.machine.facts import machine, versions
+from smallbert.machine.files import write_json
+from smallbert.making.make import Line, Say, Start, at_length, check_device, task_from
 from smallbert.probing import layers, mixture
 from smallbert.probing.features import POOLS, Features, digest, facts_of, file_name, read_features
 from smallbert.probing.layers import chance, check_sklearn, probe_layers
 from smallbert.probing.mixture import probe_mixture
 from smallbert.probing.roles import arrange, check_rows, labels_of, repeated
-from smallbert.registry import did_you_mean
+from smallbert.recipes.registry import did_you_mean
 from smallbert.tasks import TASKS, Task
 from smallbert.tasks.probing import FILES, PLACES
 from smallbert.tasks.reading import find_folder
+from smallbert.texts.data import usable_length
 
 FORMAT = 1
 HEAD_EXAMPLES = 500

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from smallbert.errors import UserError
-from smallbert.files import write_json, write_text
+from smallbert.machine.files import write_json, write_text
 from smallbert.measuring.findings import p_value
 from smallbert.report.errors_sheets import HALVES, SIDES, WIDE, Facts, sheets
 from smallbert.report.figure import to_png

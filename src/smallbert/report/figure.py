@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from smallbert.errors import UserError
-from smallbert.files import write_file
+from smallbert.machine.files import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from smallbert.errors import UserError
-from smallbert.files import write_text
+from smallbert.machine.files import write_text
 from smallbert.measuring.card import Card, number
 from smallbert.measuring.groups import group_cards, short_names, status_of
 from smallbert.measuring.shelf import load_cards

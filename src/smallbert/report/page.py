@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from smallbert.errors import UserError
-from smallbert.files import write_json, write_text
+from smallbert.machine.files import write_json, write_text
 from smallbert.measuring.budget import Budget, best, frontier, show
 from smallbert.measuring.card import MACHINERY_CHECK, Card, number
 from smallbert.measuring.groups import score_of, short_recipes

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smallbert.files import write_json, write_text
+from smallbert.machine.files import write_json, write_text
 from smallbert.probing.features import file_name
 from smallbert.report.figure import to_png
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smallbert.files import write_json, write_text
+from smallbert.machine.files import write_json, write_text
 from smallbert.measuring.convergence import Convergence, find_convergence
 from smallbert.measuring.findings import ENDS, FEW, Cell, Pair, Result, are_numbers, conclude, gather, pair_up
 from smallbert.report.convergence import draw_study

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from smallbert.files import write_json, write_text
-from smallbert.measuring.card import machine, versions
+from smallbert.machine.facts import machine, versions
+from smallbert.machine.files import write_json, write_text
 from smallbert.measuring.findings import BEYOND, Cell, Result, compare_cells, gather, p_value
 from smallbert.report.figure import to_png
 from smallbert.report.sheets import About, Sheet, seeds_sheet

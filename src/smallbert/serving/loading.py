@@ -9,8 +9,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from smallbert.errors import UserError
-from smallbert.exported import FILE, Exported, check_scores, read_exported, read_object, told_of
 from smallbert.onnxfile.exactness import is_exact
+from smallbert.onnxfile.exported import FILE, Exported, check_scores, read_exported, read_object, told_of
 from smallbert.serving.kinds import set_up
 from smallbert.serving.model import Model, Piece
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from smallbert.batches import Layout, make_batch, sort_into_batches
-from smallbert.data import STUDENT, tokenise, usable_length
 from smallbert.errors import UserError
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Encoder
 from smallbert.progress import tell
+from smallbert.texts.batches import Layout, make_batch, sort_into_batches
+from smallbert.texts.data import STUDENT, tokenise, usable_length
 
 if TYPE_CHECKING:
     from smallbert.tasks import Task

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from smallbert.files import write_folder, write_json
+from smallbert.machine.files import write_folder, write_json
 from smallbert.model.modelfiles import write_tensors
 from smallbert.training.phase import Phase
 

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from smallbert.batches import Layout, make_batch
-from smallbert.data import STUDENT, tokenise, usable_length
+from smallbert.machine.processes import agree
 from smallbert.model.encoder import Encoder
 from smallbert.model.heads import losses
-from smallbert.processes import agree
+from smallbert.texts.batches import Layout, make_batch
+from smallbert.texts.data import STUDENT, tokenise, usable_length
 
 if TYPE_CHECKING:
     from smallbert.tasks import Task

@@ -13,18 +13,18 @@ import torch
 from accelerate import PartialState
 from torch import Tensor, nn
 
-from smallbert.batches import Layout, cut_into_batches, make_batch
-from smallbert.data import STUDENT, Stream
 from smallbert.errors import UserError
 from smallbert.features.ahead import reading_ahead
 from smallbert.features.asking import keep_taught
 from smallbert.features.frozen import Frozen, keep_states
 from smallbert.features.store import Store
 from smallbert.features.taught import Taught
+from smallbert.machine.processes import processes
+from smallbert.machine.sharing import doubt_part
 from smallbert.model.anatomy import anatomy
 from smallbert.model.batch import Batch
-from smallbert.processes import processes
-from smallbert.sharing import doubt_part
+from smallbert.texts.batches import Layout, cut_into_batches, make_batch
+from smallbert.texts.data import STUDENT, Stream
 from smallbert.training.checkpoint import load_checkpoint, save_checkpoint
 from smallbert.training.conditions import asked_to_stop, compiled_layers, frozen_parts, other_dropout, pays_to_compile
 from smallbert.training.graphs import Graphs, brought

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from smallbert.data import STUDENT, Stream
 from smallbert.errors import UserError
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder
 from smallbert.model.heads import losses
 from smallbert.model.walk import Route
+from smallbert.texts.data import STUDENT, Stream
 from smallbert.training.precision import HALF, exact_parameters, round_weights, tables
 from smallbert.training.schedule import Product, Schedule, constant
 from smallbert.training.step import Step

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from smallbert.data import STUDENT
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import Seen
 from smallbert.model.walk import States
+from smallbert.texts.data import STUDENT
 from smallbert.training.teachers import view_of
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smallbert.data import STUDENT, Stream, longest_input, tokenizer_key
 from smallbert.errors import UserError
 from smallbert.model.batch import Batch
 from smallbert.model.encoder import HEAD, Encoder, Seen, load
 from smallbert.model.words import WORDS
-from smallbert.registry import did_you_mean
+from smallbert.recipes.registry import did_you_mean
 from smallbert.sources import find_model, folder_read
+from smallbert.texts.data import STUDENT, Stream, longest_input, tokenizer_key
 from smallbert.training.precision import rounded_copy
 
 if TYPE_CHECKING:

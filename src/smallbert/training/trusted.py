@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from smallbert.batches import Layout, make_batch, sort_into_batches
-from smallbert.data import STUDENT
 from smallbert.errors import UserError
+from smallbert.texts.batches import Layout, make_batch, sort_into_batches
+from smallbert.texts.data import STUDENT
 from smallbert.training.teachers import view_of
 
 if TYPE_CHECKING:

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from smallbert.batches import Layout, sort_into_batches
-from smallbert.data import STUDENT, Stream, tokenise, usable_length
 from smallbert.features.frozen import Frozen, keep_states
 from smallbert.features.store import Store
-from smallbert.files import shared_folder
-from smallbert.likeness import beginnings
-from smallbert.make import Say, Start, quiet
+from smallbert.machine.files import shared_folder
+from smallbert.making.likeness import beginnings
+from smallbert.making.make import Say, Start, quiet
 from smallbert.measuring.evaluate import decide, read_scores
 from smallbert.measuring.metrics import score
 from smallbert.methods import METHODS
 from smallbert.model.encoder import Encoder
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
 from smallbert.tasks import Task
 from smallbert.tasks.derived import without_dev
+from smallbert.texts.batches import Layout, sort_into_batches
+from smallbert.texts.data import STUDENT, Stream, tokenise, usable_length
 from smallbert.training.phase import Phase
 from smallbert.tuning.space import Space
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smallbert.files import write_text
+from smallbert.machine.files import write_text
 
 FILE = "trials.jsonl"
 OK, PRUNED, DIVERGED, FAILED, DIED, RUNNING, WAITING = (

@@ -15,18 +15,18 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from smallbert import study as studies
-from smallbert.arms import Arm
 from smallbert.errors import RunError, UserError
-from smallbert.estimate import files_read
-from smallbert.files import InUse, shared_folder
-from smallbert.jobs import WorkerLost, run_jobs
-from smallbert.make import Line, Say, check_device, quiet, why_of
+from smallbert.machine.files import InUse, shared_folder
+from smallbert.machine.jobs import WorkerLost, run_jobs
+from smallbert.machine.sharing import default_jobs, is_memory, is_trouble_of_the_process, shared_machine
+from smallbert.making.estimate import files_read
+from smallbert.making.make import Line, Say, check_device, quiet, why_of
 from smallbert.measuring.findings import Result
-from smallbert.recipe import Recipe
-from smallbert.runs import run_study
-from smallbert.sharing import default_jobs, is_memory, is_trouble_of_the_process, shared_machine
-from smallbert.space import expand_space
+from smallbert.recipes.recipe import Recipe
+from smallbert.recipes.space import expand_space
+from smallbert.studies import study as studies
+from smallbert.studies.arms import Arm
+from smallbert.studies.runs import run_study
 from smallbert.tuning.held import search_task
 from smallbert.tuning.records import DIED, DIVERGED, FAILED, OK, Record, best_of, records_of, write_records
 from smallbert.tuning.space import Space, read_space

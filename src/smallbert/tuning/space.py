@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from smallbert.errors import UserError
 from smallbert.methods import METHODS, RANGES
-from smallbert.recipe import Recipe, read_tree
-from smallbert.space import count_recipes, every_choice
-from smallbert.syntax import error_at, operands, syntax_tree
+from smallbert.recipes.recipe import Recipe, read_tree
+from smallbert.recipes.space import count_recipes, every_choice
+from smallbert.recipes.syntax import error_at, operands, syntax_tree
 
 ONE_OF, WITHOUT, WITH = "one of", "without", "with"
 DIGITS = 3

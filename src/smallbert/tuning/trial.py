@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 
 import torch
 
-from smallbert.data import Stream
 from smallbert.errors import RunError
 from smallbert.features.frozen import why_not
-from smallbert.files import is_full_disk
-from smallbert.likeness import beginnings
-from smallbert.make import Say, Start, quiet, why_of
+from smallbert.machine.files import is_full_disk
+from smallbert.machine.sharing import is_trouble_of_the_process
+from smallbert.making.likeness import beginnings
+from smallbert.making.make import Say, Start, quiet, why_of
+from smallbert.making.run import run_recipe
 from smallbert.methods import Method
-from smallbert.recipe import Phase, Recipe
-from smallbert.run import run_recipe
-from smallbert.sharing import is_trouble_of_the_process
+from smallbert.recipes.recipe import Phase, Recipe
 from smallbert.tasks import Task
+from smallbert.texts.data import Stream
 from smallbert.training.phase import BACKBONE
 from smallbert.tuning.held import Held, common_texts
 from smallbert.tuning.records import DIVERGED, FAILED, OK, PRUNED, SURPLUS, Record, records_of

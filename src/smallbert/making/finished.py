@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smallbert.errors import UserError
-from smallbert.files import write_folder, write_json
+from smallbert.machine.files import write_folder, write_json
+from smallbert.machine.processes import processes
 from smallbert.model.folders import load_folder, save_folder
-from smallbert.processes import processes
 
 if TYPE_CHECKING:
-    from smallbert.run import Outcome
+    from smallbert.making.run import Outcome
 
 PHASE = "phase.json"  # in the folder of a finished phase
 MAY_BE_GONE = "(?: of [0-9a-f]{16}(?: [0-9a-f]{16})?)?"  # what a method has read, behind its settings

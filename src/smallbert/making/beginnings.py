@@ -9,17 +9,17 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smallbert.data import usable_length
 from smallbert.errors import UserError
-from smallbert.files import write_folder, write_json
-from smallbert.finished import PHASE
-from smallbert.likeness import beginnings, same_work
-from smallbert.make import Place, Start, find_place, work_key
+from smallbert.machine.files import write_folder, write_json
+from smallbert.machine.processes import processes
+from smallbert.making.finished import PHASE
+from smallbert.making.likeness import beginnings, same_work
+from smallbert.making.make import Place, Start, find_place, work_key
 from smallbert.measuring.card import RESULT
 from smallbert.measuring.pruned import note_zeros
 from smallbert.measuring.shelf import load_card
-from smallbert.processes import processes
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
+from smallbert.texts.data import usable_length
 
 if TYPE_CHECKING:
     from smallbert.tasks import Task

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from smallbert.errors import UserError
 from smallbert.measuring.groups import short_recipes
 from smallbert.methods import METHODS, Method
-from smallbert.recipe import Phase, Recipe
-from smallbert.space import expand_space
+from smallbert.recipes.recipe import Phase, Recipe
+from smallbert.recipes.space import expand_space
 
 
 class Arm(NamedTuple):

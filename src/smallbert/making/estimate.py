@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 import torch
 from torch import nn
 
-from smallbert.answering import answers_as_it_is, in_order_of, is_made_for
-from smallbert.data import usable_length
 from smallbert.errors import UserError
 from smallbert.measuring.cost import weights_of
 from smallbert.methods import METHODS, Method
 from smallbert.model.anatomy import linears
+from smallbert.model.answering import answers_as_it_is, in_order_of, is_made_for
 from smallbert.model.encoder import HEAD, Encoder
 from smallbert.progress import Say
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
+from smallbert.texts.data import usable_length
 from smallbert.training.masks import What, hold_zeros, maskable, stack_up
 from smallbert.training.phase import Phase
 

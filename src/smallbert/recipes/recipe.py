@@ -10,12 +10,12 @@ import ast
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar, overload
 
-from smallbert.combining import Combines
 from smallbert.errors import UserError
 from smallbert.methods import METHODS, RANGES, RESERVED, Method
 from smallbert.presets import PRESETS
-from smallbert.registry import did_you_mean, known
-from smallbert.syntax import SYNTAX, RecipeError, constant, dashed, error_at, operands, pointing, syntax_tree
+from smallbert.recipes.combining import Combines
+from smallbert.recipes.registry import did_you_mean, known
+from smallbert.recipes.syntax import SYNTAX, RecipeError, constant, dashed, error_at, operands, pointing, syntax_tree
 
 Part = TypeVar("Part", bound=Combines)
 DEPTH_LIMIT = 20  # of methods that stand for methods that stand for methods …

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from smallbert.measuring.card import GPU_PART
+from smallbert.machine.facts import GPU_PART
 
 MOST = 8  # processes on one GPU, unless more are asked for
 PATIENCE = 30.0  # seconds that the daemon of a shared GPU has to begin or to end

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from smallbert.asides import make_held, remove_abandoned
 from smallbert.errors import RunError, UserError
+from smallbert.machine.asides import make_held, remove_abandoned
 
 
 def write_text(path: Path | str, text: str) -> None:

@@ -5,29 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from smallbert.recipe import Phase, Recipe
+    from smallbert.recipes.recipe import Phase, Recipe
 
 
 class Combines:
     """What can be joined by `|` (then) and `+` (in the same training phase): methods, phases and recipes."""
 
     def __or__(self, other: Any) -> Recipe:
-        from smallbert.recipe import then
+        from smallbert.recipes.recipe import then
 
         return then(self, other)
 
     def __ror__(self, other: Any) -> Recipe:
-        from smallbert.recipe import then
+        from smallbert.recipes.recipe import then
 
         return then(other, self)
 
     def __add__(self, other: Any) -> Phase:
-        from smallbert.recipe import together
+        from smallbert.recipes.recipe import together
 
         return together(self, other)
 
     def __radd__(self, other: Any) -> Phase:
-        from smallbert.recipe import together
+        from smallbert.recipes.recipe import together
 
         return together(other, self)
 

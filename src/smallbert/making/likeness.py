@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smallbert.answering import in_order_of
-from smallbert.estimate import phases_of, reads_of
+from smallbert.making.estimate import phases_of, reads_of
 from smallbert.methods import Method
+from smallbert.model.answering import in_order_of
 from smallbert.model.encoder import Encoder
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     from smallbert.tasks import Task

@@ -50,7 +50,7 @@ def _usage(layout: str) -> list[str]:
         "",
         "```python",
         "from smallbert import load",
-        "from smallbert.data import tokenise",
+        "from smallbert.texts.data import tokenise",
         "from smallbert.measuring.evaluate import read_scores",
         "from smallbert.tasks import Split",
         "",

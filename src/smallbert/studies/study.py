@@ -12,11 +12,9 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from smallbert.arms import Arm
-from smallbert.beginnings import common_beginnings, group_recipes, is_made
-from smallbert.compare import tiny_setting
-from smallbert.data import Stream
-from smallbert.make import (
+from smallbert.making.beginnings import common_beginnings, group_recipes, is_made
+from smallbert.making.compare import tiny_setting
+from smallbert.making.make import (
     Line,
     Start,
     at_length,
@@ -29,8 +27,10 @@ from smallbert.measuring.card import MACHINERY_CHECK, RESULT, Card, number
 from smallbert.measuring.findings import Result
 from smallbert.measuring.pruned import weights_left
 from smallbert.measuring.shelf import PACK, load_card, load_pack
+from smallbert.studies.arms import Arm
 from smallbert.tasks import Task
 from smallbert.tasks.derived import CHOOSE, with_choice
+from smallbert.texts.data import Stream
 from smallbert.wheels import to_stderr
 
 ONE_OF = {"--task", "--seeds", "--recipes", "--names", "--vary"}  # options of a study of which a run is one

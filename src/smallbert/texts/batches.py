@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from smallbert.data import BY_TOKEN, STUDENT, Stream, Tokens
 from smallbert.model.batch import Batch
 from smallbert.model.heads import IGNORE
+from smallbert.texts.data import BY_TOKEN, STUDENT, Stream, Tokens
 
 GUESSES = 64  # words to guess in a batch are filled up to a multiple of this (many: of eight times it): few shapes
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from smallbert.answering import match_labels
-from smallbert.data import tokenizer_key
 from smallbert.errors import UserError
-from smallbert.make import Start, at_length, check_device, quiet
+from smallbert.making.make import Start, at_length, check_device, quiet
 from smallbert.measuring.errors import compare_answers, positive_class
 from smallbert.measuring.evaluate import note_unread
 from smallbert.measuring.groups import short_recipes
 from smallbert.measuring.judged import Answers, read_answers
 from smallbert.measuring.shelf import load_card
+from smallbert.model.answering import match_labels
 from smallbert.model.heads import plain_names, same_labels
 from smallbert.tasks import Task
 from smallbert.tasks.derived import CUT
+from smallbert.texts.data import tokenizer_key
 
 Say = Callable[[str, int, int, str], None]
 SIDES = ("A", "B")

@@ -11,7 +11,7 @@ from dataclasses import MISSING, Field, fields
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from smallbert.combining import Combines
+from smallbert.recipes.combining import Combines
 
 JSON = bool | int | float | str | list | dict | None
 
@@ -101,7 +101,7 @@ def accept(value: Any, hint: Any) -> Any:
         if math.isfinite(value):  # JSON and recipe text have no word for the others
             return float(value)
     elif isinstance(kind, type) and issubclass(kind, Combines):
-        from smallbert.recipe import Recipe
+        from smallbert.recipes.recipe import Recipe
 
         if isinstance(value, Combines | str) or (isinstance(value, type) and issubclass(value, Combines)):
             return Recipe(value)

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from smallbert.data import STUDENT, Stream, Tokens
 from smallbert.errors import UserError
 from smallbert.model.heads import IGNORE, UNKNOWN
 from smallbert.progress import note
+from smallbert.texts.data import STUDENT, Stream, Tokens
 from smallbert.wheels import sha256_of
 
 CHUNK = 1000  # lines tokenised at once

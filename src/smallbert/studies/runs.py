@@ -9,17 +9,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from smallbert.beginnings import forget
-from smallbert.data import Stream, stream_name, tokenise, usable_length
 from smallbert.errors import UserError
-from smallbert.estimate import look_ahead, without_weights
-from smallbert.files import InUse, alone_in
-from smallbert.jobs import WorkerLost, run_jobs
-from smallbert.make import Line, Say, check_device, give_up, is_begun, make_one, quiet, why_of, words_of_all
+from smallbert.machine.files import InUse, alone_in
+from smallbert.machine.jobs import WorkerLost, run_jobs
+from smallbert.machine.sharing import default_jobs, is_memory, is_trouble_of_the_process, shared_machine
+from smallbert.making.beginnings import forget
+from smallbert.making.estimate import look_ahead, without_weights
+from smallbert.making.make import Line, Say, check_device, give_up, is_begun, make_one, quiet, why_of, words_of_all
 from smallbert.measuring.findings import Result
-from smallbert.recipe import Recipe
-from smallbert.sharing import default_jobs, is_memory, is_trouble_of_the_process, shared_machine
-from smallbert.study import (
+from smallbert.recipes.recipe import Recipe
+from smallbert.studies.study import (
     Bench,
     Piece,
     Study,
@@ -32,6 +31,7 @@ from smallbert.study import (
     result_of,
     results_of,
 )
+from smallbert.texts.data import Stream, stream_name, tokenise, usable_length
 
 
 def run_study(

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smallbert.answering import answers_as_it_is, in_order_of
-from smallbert.beginnings import common_beginnings, forget
 from smallbert.errors import UserError
-from smallbert.estimate import look_ahead
-from smallbert.make import (
+from smallbert.machine.processes import processes
+from smallbert.making.beginnings import common_beginnings, forget
+from smallbert.making.estimate import look_ahead
+from smallbert.making.make import (
     Line,
     Say,
     Start,
@@ -31,11 +31,11 @@ from smallbert.make import (
 from smallbert.measuring import cost
 from smallbert.measuring.card import RESULT, Card, card_key
 from smallbert.model.anatomy import FAMILIES
+from smallbert.model.answering import answers_as_it_is, in_order_of
 from smallbert.model.folders import load_folder
 from smallbert.presets import PRESETS
-from smallbert.processes import processes
-from smallbert.recipe import Recipe
-from smallbert.space import expand_space
+from smallbert.recipes.recipe import Recipe
+from smallbert.recipes.space import expand_space
 from smallbert.wheels import to_stderr
 
 if TYPE_CHECKING:

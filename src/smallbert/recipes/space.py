@@ -12,8 +12,8 @@ from math import prod
 from typing import Any
 
 from smallbert.errors import UserError
-from smallbert.recipe import Recipe, read_tree
-from smallbert.syntax import error_at, syntax_tree
+from smallbert.recipes.recipe import Recipe, read_tree
+from smallbert.recipes.syntax import error_at, syntax_tree
 
 
 def expand_space(text: str, limit: int = 1000) -> list[Recipe]:

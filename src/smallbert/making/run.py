@@ -9,10 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smallbert.answering import in_order_of
-from smallbert.data import STUDENT, Stream, longest_input, stream_name, tokenise, usable_length
 from smallbert.errors import UserError
-from smallbert.estimate import (
+from smallbert.machine.processes import processes
+from smallbert.making.estimate import (
     LATEST,
     becomes_teacher,
     check_data,
@@ -21,17 +20,18 @@ from smallbert.estimate import (
     marks_at_first,
     phases_of,
 )
-from smallbert.finished import find_finished, keep_finished, read_record
-from smallbert.likeness import same_work, texts_so_far
+from smallbert.making.finished import find_finished, keep_finished, read_record
+from smallbert.making.likeness import same_work, texts_so_far
 from smallbert.measuring.collapse import judge_result
 from smallbert.methods import METHODS, Method
+from smallbert.model.answering import in_order_of
 from smallbert.model.encoder import Encoder, fingerprint
 from smallbert.model.quantised import stored_parts
 from smallbert.model.surgery import lost_heads
 from smallbert.model.zeros import sparse_linears
-from smallbert.processes import processes
 from smallbert.progress import noting, saying
-from smallbert.recipe import Recipe
+from smallbert.recipes.recipe import Recipe
+from smallbert.texts.data import STUDENT, Stream, longest_input, stream_name, tokenise, usable_length
 from smallbert.training.loop import CHECKPOINT_SECONDS, train
 from smallbert.training.phase import Phase
 from smallbert.training.teachers import size_of

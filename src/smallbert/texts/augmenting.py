@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from smallbert.batches import Layout, make_batch, sort_into_batches
-from smallbert.data import STUDENT, Stream, Tokens, longest_input
 from smallbert.errors import UserError
 from smallbert.model.anatomy import words
 from smallbert.model.heads import IGNORE
 from smallbert.model.words import WORDS
+from smallbert.texts.batches import Layout, make_batch, sort_into_batches
+from smallbert.texts.data import STUDENT, Stream, Tokens, longest_input
 
 Text = str | list[str]
 Change = Callable[[list[str], list[int], list[list[str]], float, np.random.Generator], list[str]]

@@ -11,26 +11,26 @@ from typing import Any, NamedTuple
 
 import torch
 
-from smallbert.answering import match_labels, note_names, with_plain_head
-from smallbert.data import Stream, usable_length
 from smallbert.errors import RunError, UserError
-from smallbert.estimate import files_read
-from smallbert.files import is_full_disk, move_folder, write_json, write_text
+from smallbert.machine.files import is_full_disk, move_folder, write_json, write_text
+from smallbert.machine.processes import from_main, processes
+from smallbert.making.estimate import files_read
+from smallbert.making.readme import model_readme
+from smallbert.making.run import Outcome, run_recipe
 from smallbert.measuring.card import RESULT, Card, card_key, make_card
 from smallbert.measuring.evaluate import evaluate
 from smallbert.measuring.model import measure_model
 from smallbert.measuring.pruned import told_once
 from smallbert.measuring.shelf import load_card
 from smallbert.model.anatomy import FAMILIES
+from smallbert.model.answering import match_labels, note_names, with_plain_head
 from smallbert.model.encoder import PLAIN, Encoder, fingerprint
 from smallbert.model.folders import load_folder, save_folder
-from smallbert.processes import from_main, processes
-from smallbert.recipe import Recipe
-from smallbert.report.readme import model_readme
-from smallbert.run import Outcome, run_recipe
+from smallbert.recipes.recipe import Recipe
 from smallbert.sources import find_data, find_model, model_fingerprint
 from smallbert.tasks import Task, load_task
 from smallbert.tasks.derived import cut_at, limit
+from smallbert.texts.data import Stream, usable_length
 from smallbert.wheels import to_stderr
 
 Say = Callable[[str, int, int, str], None]

@@ -1,0 +1,1 @@
+"""Studies: recipes x seeds x tasks, each run made once and none dropped."""
