@@ -2,7 +2,7 @@
 
     python benchmarks/compression.py results/students/e5-small/sst2 results/students/all-mpnet-base-v2/sst2
 
-Prints what per cent of the teacher's score a student keeps, with how many times fewer numbers (zeros are not counted;
+Prints what per cent of the teacher's score a student keeps, with how many times fewer parameters (zeros are not counted;
 by the first folder that has it), and what it keeps when it learned without the teacher; and draws both into
 compression.png of each folder: dots learned from the teacher, with a line of one standard deviation up and down where
 there are several seeds; circles did not (▾ those far below). A run is compared with the teacher of its own seed. Means
@@ -88,7 +88,7 @@ def guessed(folder: Path) -> float:
 
 
 def draw(students: Sequence[Student], title: str, guess: float) -> object:
-    """Share of the teacher's score against times fewer numbers, a name at each dot, and a line for a `guess`."""
+    """Share of the teacher's score against times fewer parameters, a name at each dot, and a line for a `guess`."""
     figure = new_figure((9.2, 5.6))
     axes = figure.add_axes((0.06, 0.1, 0.92, 0.82))
     axes.set_xscale("log")
@@ -108,7 +108,7 @@ def draw(students: Sequence[Student], title: str, guess: float) -> object:
     axes.set_xticks(ticks, [f"{times:g}x" for times in ticks])
     axes.set_xticks([], minor=True)
     axes.set_xlim(0.9, 1.5 * students[-1].times)
-    axes.set_xlabel("times fewer numbers than the teacher", fontsize=9.5, color=COLOURS["ink"])
+    axes.set_xlabel("times fewer parameters than the teacher, zeros not counted", fontsize=9.5, color=COLOURS["ink"])
     for said, colour, place in MARKS:
         axes.text(place, 1.025, said, color=COLOURS[colour], fontsize=9.5, ha="right", transform=axes.transAxes)
     axes.yaxis.get_major_locator().set_params(integer=True)
@@ -163,7 +163,7 @@ def to_table(folders: Sequence[Path]) -> list[str]:
     """One line a student, two columns a folder, as docs/distillation.md has it."""
     found = {folder: {student.name: student for student in read_students(folder)} for folder in folders}
     sizes = {name: one.times for students in reversed(found.values()) for name, one in students.items()}
-    lines = ["| preset | fewer numbers |" + "".join(f" {folder.name} | alone |" for folder in folders)]
+    lines = ["| preset | fewer parameters |" + "".join(f" {folder.name} | alone |" for folder in folders)]
     lines.append("|---|---|" + "---|---|" * len(folders))
     for name in sorted(sizes, key=lambda name: sizes[name]):
         of = [students.get(name) for students in found.values()]

@@ -126,7 +126,7 @@ ROWS = [
         TANG,
         "bilstm of a teacher that knows the 7,000 most frequent word pieces of the training texts, and these in 128 "
         "numbers each, their main directions: an LSTM is small, and nearly all of bilstm are word embeddings. About 25 "
-        "times fewer numbers than a BERT 384 wide, 80 times fewer than BERT-base.",
+        "times fewer parameters than a BERT 384 wide, 80 times fewer than BERT-base.",
         unpublished("a combination of ours"),
     ),
     Preset(
