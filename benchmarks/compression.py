@@ -2,8 +2,8 @@
 
     python benchmarks/compression.py results/students/e5-small/sst2 results/students/all-mpnet-base-v2/sst2
 
-Prints what per cent of the teacher's score a student keeps, with how many times fewer parameters (zeros are not counted;
-by the first folder that has it), and what it keeps when it learned without the teacher; and draws both into
+Prints what per cent of the teacher's score a student keeps, with how many times fewer parameters (zeros are not
+counted; by the first folder that has it), and what it keeps when it learned without the teacher; and draws both into
 compression.png of each folder: dots learned from the teacher, with a line of one standard deviation up and down where
 there are several seeds; circles did not (▾ those far below). A run is compared with the teacher of its own seed. Means
 over seeds, ± the standard deviation and their number where there are several; runs that learned nothing count with the

@@ -513,6 +513,7 @@ def test_layers_whose_turn_has_not_come_cost_nothing_and_change_nothing(pair, sc
             found[which, progress] = list(term.loss(looks)), loss.detach(), slopes
     counts = [len(found["those that count", progress][0]) for progress in (0.0, 0.25, 0.75)]
     assert counts == ([1, 1, 1] if schedule == "progressive" else [1, 2, 2])  # with none that counts the last, at zero
+    assert list(found["those that count", 0.75][0])[-1] == "align layer 2 to 4"
     for progress in (0.0, 0.25, 0.75):
         (_, loss, slopes), (_, other, others) = found["those that count", progress], found["all", progress]
         torch.testing.assert_close(loss, other)
@@ -552,6 +553,19 @@ def test_all_layers_run_where_a_head_is_read(pair):
         assert phase.depth() is None and phase.loss({"student": batch_of(student, TASK)}).isfinite()
     assert phase_of(recipe.replace("task=0.0", "task=0.5"), student, TASK).depth() is None
     assert phase_of(recipe, student, TASK).depth() == 1
+
+
+def test_each_pair_in_turn_has_the_loss_that_it_has_alone(pair):
+    student, (_, folder) = pair[0], pair[1]["like"]
+    settings = {"what": "relations", "of": "qv", "metric": "kl", "heads": 2}
+    phase = phase_of(align(folder, schedule="stacked", layers={1: 3, 2: 2}, **settings), student, TASK)
+    phase.encoder.eval()
+    phase.set_dials(1.0)
+    (term,) = [method for method in phase.methods if method.name == "align"]
+    found = term.loss(phase.look_at({"student": batch_of(student, TASK, range(5))}))
+    assert list(found) == ["align layer 1 to 3", "align layer 2 to 2"]
+    for name, layers in zip(found, ({1: 3}, {2: 2}), strict=True):
+        torch.testing.assert_close(found[name], loss_of(align(folder, layers=layers, **settings), student))
 
 
 def test_too_few_steps_for_all_layers_in_turn_are_noted(pair):
@@ -696,6 +710,7 @@ def test_training_brings_the_student_closer(pair):
 def test_refusals(pair, tmp_path):
     student, teachers = pair
     wide = teachers["wide"][1]
+    assert Recipe("align('first', tokens='first')")  # says the same twice, and nothing wrong
     for wrong in (
         "align('attention', transform='linear')",
         "align('gram', transform='linear')",

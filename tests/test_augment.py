@@ -180,6 +180,7 @@ def test_unlabelled_brings_texts(tmp_path):
         (f"unlabelled + {SHORT}", single, "only a teacher"),
         (f"unlabelled + share_projections + {SHORT}", single, "only a teacher"),  # it looks at weights, not at texts
         ("unlabelled(own='left out') + distill", single, "no text is given"),
+        ("unlabelled(own='labelled') + distill", single, "no text is given"),
     ):
         with pytest.raises(UserError, match=words):
             run(recipe, tuned if task is single else paired, task)
@@ -362,6 +363,7 @@ def test_labels_are_kept_when_asked():
         f"augment(ways='better') + {SHORT}": "no way 'better'",
         f"augment(share=0.0) + {SHORT}": "above 0",
         f"augment(ways=['masked', 'nearest']) + {SHORT}": "take one",
+        f"augment(ways='delete', model='x', labels='kept') + {SHORT}": "leave out model='x'",
     }.items():
         with pytest.raises(UserError, match=words):
             run(recipe, small(), task)
@@ -409,7 +411,7 @@ def test_other_copies_of_the_same_finder_are_other_files(tmp_path):
         (2, 0, "nearest"),
         (3, 0, "nearest"),
         (2, 1, "nearest"),
-        (2, 0, "mask"),
+        (2, 0, ["nearest", "mask"]),
         (2, 0, "nearest"),
     ):
         made = f"copies={copies}, seed={seed}, ways={ways!r}, labels='kept', folder={str(tmp_path)!r}"

@@ -49,6 +49,15 @@ def texts(batch, values):
     return [row[mask] for row, mask, one in zip(values, real, there, strict=True) if one]
 
 
+def test_padding_goes_no_further_than_the_longest_text_of_all():
+    """A model may have no places beyond it."""
+    lengths = np.array([3, 9, 21])
+    tokens = Tokens(np.ones(33, np.int64), np.zeros(33, np.int64), np.concatenate([[0], np.cumsum(lengths)]))
+    stream = Stream({STUDENT: tokens}, np.zeros(3, np.int64), "classify")
+    widths = [make_batch(stream, [row], Layout(False, 99, multiple=8)).input_ids.shape[1] for row in range(3)]
+    assert widths == [8, 16, 21]
+
+
 @some
 @given(batches())
 def test_both_layouts_hold_the_sequences_that_were_asked_for(made):

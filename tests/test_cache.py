@@ -582,12 +582,18 @@ def test_what_is_not_kept_is_looked_up_at_every_step(teachers, tmp_path):
     assert notes_of(f"{distill} + {train(epochs=1)}") == [f"{said}each text is read once"]
     padding = f"pool_layers(masked=False) + {distill} + {train(tmp_path / 'cache')}"
     assert notes_of(padding) == [f"{said}a head reads padding"]
-    drawn = f"pretrain({TEXT!r}, length=16, steps=4, cache={str(tmp_path / 'cache')!r}) + align(teacher={like!r})"
+    drawn = f"pretrain({TEXT!r}, length=16, steps=4) + align(teacher={like!r})"
     assert notes_of(drawn) == [f"{said}what it reads is drawn anew"]
     assert not (tmp_path / "cache").exists()
     assert "hidden states 0, 3 of all tokens and scores were kept (0.0 MB, vectors in float32)" in "".join(
         notes_of(f"align(layers=[[0, 0], [2, 3]], teacher={like!r}) + {distill} + {train()}")
     )
+
+
+def test_what_a_teacher_without_a_head_has_inside_is_kept_too(tmp_path):
+    save_folder(small(layers=3, seed=5), tmp_path / "plain")
+    (note,) = notes_of(f"align(layers={{1: 2}}, teacher={str(tmp_path / 'plain')!r}) + {train()}")
+    assert "looked once at each text: hidden states 2 of all tokens were kept" in note
 
 
 def test_no_disk_is_filled(teachers, tmp_path):

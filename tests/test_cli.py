@@ -145,6 +145,13 @@ def test_list_of_one_preset_shows_its_phases_its_reference_and_what_was_publishe
         assert Recipe(" | ".join(phases_of(preset.recipe))) == Recipe(preset.recipe)
 
 
+def test_a_meaning_is_that_of_the_nearest_class_and_names_values_that_it_leaves_out(call):
+    own, inherited = meanings_of(METHODS["pretrain"]), meanings_of(METHODS["train"])
+    assert own["epochs"] != inherited["epochs"] and own["clip"] == inherited["clip"] and "blocks" in own["batch"]
+    out = " ".join(call("list", "quantize")[1].split())
+    assert "(8, 4, 3, 2 or 1)" in out and "whether the range is centred on zero" in out and "(bool" not in out
+
+
 def test_list_of_one_task_and_family(call):
     assert "mcc, accuracy" in call("list", "cola")[1]
     assert "relative positions" in call("list", "deberta_v2")[1]

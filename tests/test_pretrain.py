@@ -399,6 +399,7 @@ def test_settings_that_cannot_work_are_refused(text, tmp_path):
         "pretrain('nowhere.txt')": "no text at",
         f"pretrain({str(text)!r}, share=1.5)": "between 0 and 1",
         f"pretrain({str(text)!r}, length=2)": "at least 8",
+        f"pretrain({str(text)!r}, cache='words')": "leave cache out",
     }.items():
         with pytest.raises(UserError, match=words):
             run(recipe, small(), None)

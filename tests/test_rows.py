@@ -34,6 +34,16 @@ def looking(batch, seed, size=8, heads=2, dtype=torch.float32, **settings):
     return Attending(query, key, **settings)
 
 
+def test_layers_whose_keys_are_their_queries_are_not_put_beside_others(batch):
+    """Wherever they stand among layers of the same shape."""
+    for first in (0, 1):
+        ours, theirs = ([looking(batch, seed, scaling=0.3) for seed in seeds] for seeds in ((1, 2), (3, 4)))
+        ours[first] = replace(ours[first], key=ours[first].query)
+        both = rows_apart(ours, theirs, batch, "mse")
+        alone = [rows_apart([one], [other], batch, "mse")[0] for one, other in zip(ours, theirs, strict=True)]
+        torch.testing.assert_close(both, torch.stack(alone))
+
+
 # Kernels.
 
 

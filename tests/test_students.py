@@ -278,6 +278,8 @@ def test_random_students_follow_the_seed():
         ("student(5)", "the model has 3"),
         ("student([2, 1])", "counted from 0 to 2"),
         ("student([0, 2], which='first')", "leave out which='first'"),
+        ("student(2, start='random', which='first')", "leave out which='first'"),
+        ("student(2, start='slice', width=8, examples=64)", "examples=64 tell the gradient for by='loss'"),
         ("student(2, width=8)", "start='slice'"),
         ("student(2, by='loss')", "write start='slice'"),
         ("student(2, width=32, start='slice')", "cannot be cut out of width=16"),

@@ -202,11 +202,63 @@ def test_what_a_kill_has_left_behind_the_last_card_is_taken_away(start, tmp_path
     assert not (tmp_path / "work").exists()
 
 
+def test_what_another_study_has_begun_stays(start, tmp_path):
+    asked, bench = make_study(start, tmp_path, f"{FIRST}; drop_layers(9) | {FIRST}", seeds=[0])
+    (tmp_path / "work" / "another").mkdir(parents=True)
+    for _ in range(2):  # runs are made, or there already; what is begun is not refused early, so one fails
+        (tmp_path / "work" / "said").mkdir()
+        assert [result.status for result in run_study(asked, bench)] == ["ok", "failed"]
+        assert [path.name for path in (tmp_path / "work").iterdir()] == ["another"]
+    (failed,) = [path for path in (tmp_path / "cards").iterdir() if "drop_layers" in path.name]
+    (tmp_path / "work" / failed.stem / "phase-1").mkdir(
+        parents=True
+    )  # what a run had kept for a kill goes with it, however it ends
+    run_study(replace(asked, again=True), bench)
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["another"]
+
+
+def test_a_task_that_cannot_be_read_stops_no_other(start, tmp_path, monkeypatch):
+    asked, bench = make_study(start, tmp_path, FIRST, ("classify", "answer"), seeds=[0], length=12)
+    bench.tasks["answer"] = make.at_length(start, bench.tasks["answer"], 12)
+    (tmp_path / "work").mkdir()  # so that nothing is refused early
+
+    def here(jobs, prepare, workers, finished, *_):
+        work = prepare()
+        for piece in (piece for job in jobs for piece in job):
+            work(piece)
+            finished(piece)
+
+    monkeypatch.setattr("smallbert.studies.runs.open_bench", lambda *_: study.Bench(start, bench.tasks))
+    monkeypatch.setattr("smallbert.studies.runs.run_jobs", here)
+    read, none = run_study(asked, bench, 2)
+    assert read.status == "ok" and none.status == "failed" and "a window of 12 tokens" in none.why
+
+
+def test_marks_of_others_are_not_in_a_models_history(start, tmp_path):
+    asked, bench = make_study(
+        start, tmp_path, f"mark('a') | {FIRST} | rewind('a'); {FIRST} | quantize", seeds=[9], keep_models=True
+    )
+    run_study(asked, bench)
+    alone = run_recipe(f"{FIRST} | quantize", start.encoder, bench.tasks["classify"], 9, judge=False).encoder
+    steps = [[entry["step"] for entry in load_folder(path).history] for path in (tmp_path / "models").iterdir()]
+    assert [entry["step"] for entry in alone.history] in steps
+    assert sorted(sum(step == "mark(label='a')" for step in some) for some in steps) == [0, 1]
+
+
+def test_scores_of_words_go_with_their_run(start, tmp_path):
+    asked, bench = make_study(
+        start, tmp_path, f"{FIRST} | {LESSON}; {FIRST} | drop_layers(1) | {LESSON}", ("tag",), seeds=[9], names="a; b"
+    )
+    run_study(asked, bench)
+    assert words_of(tmp_path) == {("a", 9): ONCE, ("b", 9): ONCE}
+
+
 def test_a_mark_that_nothing_names_parts_no_beginnings(start, tmp_path, trained):
     task = toy_task("classify", 24)
     texts = lambda recipe: beginnings(Recipe(recipe), start.encoder, task)  # noqa: E731
     plain, marked = texts(f"{FIRST} | drop_layers(1)"), texts(f"mark('a') | {FIRST} | mark('b') | drop_layers(1)")
     assert list(marked) == list(plain) and list(plain.values()) == [False, True, False]
+    assert marked == plain  # a phase that nothing tells apart from the one before still stands behind training
     # Who teaches depends on where it was marked, and what is trained beside a mark is not left out with it.
     early, late = f"{FIRST} | mark('a') | drop_layers(1) | ", f"{FIRST} | drop_layers(1) | mark('a') | "
     taught = "distill(teacher='a') + train(epochs=1)"

@@ -302,6 +302,12 @@ def test_no_dropout_means_none_at_all(family):
     assert rates == [(n, m.p) for n, m in given.named_modules() if isinstance(m, nn.Dropout)]
 
 
+def test_a_rate_that_a_config_has_as_a_whole_number_is_a_rate():
+    given = small("albert", hidden_dropout_prob=0, attention_probs_dropout_prob=0)
+    with other_dropout(given, 0.37):
+        assert {module.p for module in given.modules() if isinstance(module, nn.Dropout)} == {0.37}
+
+
 def test_texts_longer_than_the_model_are_cut_and_counted(encoder):
     long = " ".join(["great", *["film"] * 200])
     split = Split([long, "bad film", "good film", "a dull plot"], None, [1, 0, 1, 0], list("abcd"))

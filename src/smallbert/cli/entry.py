@@ -44,7 +44,7 @@ def _method(row: dict[str, Any]) -> Iterator[Any]:
 
 def _meaning(means: str, may_be: str) -> str:
     """What a setting means, and behind it the values that it may have where that does not name them all."""
-    named = all(word in means for word in re.findall(r"'\w+'|None", may_be))
+    named = all(word in means for word in re.findall(r"'\w+'|None|\d+", may_be))
     plain = not re.search(r"\bor\b|'", may_be)
     return means if means and (named or plain) else f"{means} ({may_be})".strip()
 

@@ -112,8 +112,10 @@ def _folder_unasked(phase: Phase, name: str, teacher: Teacher, place: Path, said
     Such scores are kept apart from all else and for each set of texts, so that no rounding depends on who came first.
     """
     assert phase.stream is not None
+    if teacher.wanted:  # of a teacher that needs no head
+        return place
     tokens, head = phase.stream.views[_view_read(phase, name)], teacher.encoder.head
-    if teacher.wanted or head.kind not in OF_TEXTS or 4 * head.outputs * len(tokens) > LITTLE:
+    if head.kind not in OF_TEXTS or 4 * head.outputs * len(tokens) > LITTLE:
         return place
     return (said or place) / f"scores-{tokens_fingerprint(tokens)}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +16,7 @@ from smallbert.making.make import (
     Say,
     Start,
     at_length,
+    clear_work,
     find_place,
     give_up,
     is_begun,
@@ -126,7 +126,7 @@ def compare(
         forget(common)
     if processes().is_main_process:
         cards = time_in_turns(cards, out, say, seconds)
-        shutil.rmtree(out / "work", ignore_errors=True)
+        clear_work(out)
     return cards
 
 

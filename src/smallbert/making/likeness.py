@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from smallbert.making.estimate import phases_of, reads_of
 from smallbert.methods import Method
@@ -40,6 +40,16 @@ def texts_so_far(phases: list[tuple[Method, ...]]) -> list[str]:
     marks = [phase if all(method.name == "mark" for method in phase) else () for phase in phases]
     labels = [[repr(mark.settings()["label"]) for mark in some] for some in marks]
     return [" | ".join(_without_unused_marks(texts[:end], labels[:end])) for end in range(1, len(texts) + 1)]
+
+
+def history_behind(own: list[dict[str, Any]], taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The history of a phase taken over behind one's own: marks that another run has set on its way are not of it."""
+    others = [entry for entry in taken if not _is_mark(entry)]
+    return [*own, *others[sum(not _is_mark(entry) for entry in own) :]]
+
+
+def _is_mark(entry: dict[str, Any]) -> bool:
+    return entry["step"].startswith("mark(")
 
 
 def _without_unused_marks(texts: list[str], labels: list[list[str]]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,6 +112,13 @@ def words_of_all(out: Path | str) -> Path:
     return Path(out) / "work" / "said"
 
 
+def clear_work(out: Path | str) -> None:
+    """Drop what the runs of one folder shared while they were made; what others have begun there stays for them."""
+    shutil.rmtree(words_of_all(out), ignore_errors=True)
+    with suppress(OSError):
+        (Path(out) / "work").rmdir()
+
+
 def make_one(
     recipe: Recipe | str,
     start: Start,
@@ -165,6 +173,7 @@ def make_one(
         if not keep_going or isinstance(error, RunError | OSError) or is_full_disk(error) or raising(error):
             raise
         write_json(place.card, make_card(**facts, status="failed", why=why_of(error), missing={}))
+        shutil.rmtree(place.work, ignore_errors=True)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     processes().wait_for_everyone()
@@ -181,7 +190,9 @@ def give_up(
 ) -> None:
     """Write the card of a run that cannot be made, such as one whose process was killed."""
     card = make_card(**_facts(start, recipe, task, seed, split), **facts, status="failed", why=why, missing={})
-    write_json(find_place(out, card_key(**card)).card, card)
+    place = find_place(out, card_key(**card))
+    write_json(place.card, card)
+    shutil.rmtree(place.work, ignore_errors=True)
 
 
 def work_key(recipe: Recipe, start: Start, task: Task, seed: int, kind: str = RESULT, split: str = "dev") -> str:

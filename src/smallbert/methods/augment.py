@@ -64,6 +64,8 @@ class Augment(Method):
                 raise UserError(f"augment: a share of words is above 0 and at most 1, not {share}")
         if isinstance(self.ways, dict) and self.share != type(self).share:
             raise UserError(f"augment: ways={self.ways} has a share for each way, so leave out share={self.share}")
+        if self.model and not {"masked", "nearest"} & self._ways().keys():
+            raise UserError(f"augment: ways={self.ways!r} replaces no words, so leave out model={self.model!r}")
         if {"masked", "nearest"} <= self._ways().keys():
             raise UserError("augment: 'masked' and 'nearest' both say how words are found; take one of them")
         if self.copies < 1 or not self._ways():

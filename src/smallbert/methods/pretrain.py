@@ -25,6 +25,8 @@ class Pretrain(Train, _Corpus):
     """Train the encoder to guess hidden words of a plain text file, of a folder of them, or of the task's texts.
 
     epochs: passes over the blocks of the text; 0.5 is half of one
+    batch: blocks a step, over all processes together
+    cache: of no use here, since what is hidden changes with every step; teachers run at every step
     lr: highest learning rate, reached after the warm-up and lowered in a straight line to 0
     steps: steps to train, instead of `epochs`; None: as many as `epochs` say
     share: share of a block's tokens, special ones apart, that are to be guessed: of these 80 % are hidden by the mask
@@ -54,6 +56,8 @@ class Pretrain(Train, _Corpus):
     def check(self) -> None:
         """What can be hidden and read."""
         super().check()
+        if self.cache != type(self).cache:
+            raise UserError("pretrain: words are hidden anew at every step, which no cache can hold; leave cache out")
         if not 0 < self.share < 1:
             raise UserError(f"pretrain: share is the share of words to hide, between 0 and 1, not {self.share}")
         if not 0 <= (self.mixed or 0) <= 1:

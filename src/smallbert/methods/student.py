@@ -71,6 +71,10 @@ class Student(Method):
                 "student: by='loss' chooses what to cut out by some examples, so write start='slice', not "
                 f"{self.brief()}"
             )
+        if self.examples != type(self).examples and self.by != "loss":
+            raise UserError(f"student: examples={self.examples} tell the gradient for by='loss'; leave it out")
+        if self.start == "random" and self.which != type(self).which:
+            raise UserError(f"student: start='random' draws all layers anew, so leave out which={self.which!r}")
         if isinstance(self.layers, list) and self.which != type(self).which:
             raise UserError(f"student: layers={self.layers} names each layer, so leave out which={self.which!r}")
         as_it_is = {field.name: field.default for field in fields(self)}

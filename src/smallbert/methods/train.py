@@ -14,19 +14,23 @@ class Train(Method):
     lr: highest learning rate, reached after the warm-up and lowered in a straight line to 0
     batch: texts a step, over all processes together
     warmup: share of the steps in which the learning rate rises from 0
-    weight_decay: AdamW's, of matrices; biases, norms and single scalars have none
-    clip: largest joint norm of the gradients, which larger ones are scaled down to; 0 leaves them as they are
+    weight_decay: AdamW's, of matrices; biases, norms, single scalars and all that has a learning rate of its own have
+        none
+    clip: largest joint norm of the gradients, which larger ones are scaled down to; 0 leaves them as they are. A pooler
+        that learns beside a plain head, detached, has a norm of its own
     dropout: rate of every dropout in the encoder; None keeps what the model came with
-    freeze: what is left untrained: nothing, the embeddings, or the whole backbone, so that only the head learns
+    freeze: what is left untrained: nothing, the embeddings, or the whole backbone, so that only the head learns, and
+        any mixture of layers
     layout: 'packed' puts texts one behind the other without padding, 'padded' sorts them into batches of like length;
-        'auto' packs on a GPU where the model's attention allows it
+        'auto' packs on a GPU, with half=True, where the attention of all models that run allows it
     half: whether a GPU computes in bfloat16; CPUs always compute in float32
     graphs: whether a GPU records a step once and replays it, which saves the time of launching each kernel
-    compile: whether layers are compiled by torch; None does it for phases that are long enough for it to pay
+    compile: whether layers are compiled by torch, on a GPU; None does it for phases that are long enough for it to pay.
+        Layers whose attention, queries, keys or values are compared are never compiled
     store: hidden states of a frozen backbone: 'auto' keeps them while that pays, 'none' computes them at every step,
         anything else is a folder that `smallbert features build` has written
     cache: what teachers say of the texts: 'auto' asks beforehand where that pays and deletes it afterwards, 'none' asks
-        at every step, anything else is a folder where it stays for other runs
+        at every step, anything else is a folder where it stays for other runs, with vectors in half precision
     """
 
     trains: ClassVar[bool] = True

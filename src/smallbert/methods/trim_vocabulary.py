@@ -17,7 +17,8 @@ from smallbert.texts.corpus import check_text, fingerprint_of_text, lines_of
 class TrimVocabulary(Method):
     """Keep the word pieces that occur in a text file or in the task's texts, and forget the rows of all others.
 
-    least: how often a piece has to occur to stay; special pieces and letters always stay
+    least: how often a piece has to occur to stay. Special pieces and letters always stay (of WordLevel: special ones),
+        and those that kept ones are joined from (BPE)
     text: plain text file, or folder of them, in which pieces are counted; None: the task's training texts
     size: pieces that stay at most, special ones and letters included, the most frequent first; None: no limit
 

@@ -24,6 +24,13 @@ class Unlabelled(Method):
     text: str = ""
     own: Literal["labelled", "unlabelled", "left out"] | None = None
 
+    def check(self) -> None:
+        """Something without labels."""
+        if self.own in ("labelled", "left out") and not self.text:
+            raise UserError(
+                f"unlabelled: own={self.own!r} brings no rows without labels, and no text is given; say text='file.txt'"
+            )
+
     def reads(self, marks: Collection[str] = ()) -> str:
         """The text."""
         return f" of {fingerprint_of_text(self.text, self.name)}" if self.text else ""
@@ -40,8 +47,6 @@ class Unlabelled(Method):
             if phase.task is not None and "train" in phase.task.splits:
                 for _ in self._cells(phase.task.split("train").pairs is not None):
                     pass  # a wrong line is refused before anything is trained
-        if self.own == "left out" and not self.text:
-            raise UserError("unlabelled: the task's own rows are left out and no text is given; say text='file.txt'")
 
     def rows(self, phase: Any, rows: Any) -> Any:
         """The task's rows and the new ones."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,18 @@ from smallbert.machine.jobs import WorkerLost, run_jobs
 from smallbert.machine.sharing import default_jobs, is_memory, is_trouble_of_the_process, shared_machine
 from smallbert.making.beginnings import forget
 from smallbert.making.estimate import look_ahead, without_weights
-from smallbert.making.make import Line, Say, check_device, give_up, is_begun, make_one, quiet, why_of, words_of_all
+from smallbert.making.make import (
+    Line,
+    Say,
+    check_device,
+    clear_work,
+    give_up,
+    is_begun,
+    make_one,
+    quiet,
+    why_of,
+    words_of_all,
+)
 from smallbert.measuring.findings import Result
 from smallbert.recipes.recipe import Recipe
 from smallbert.studies.study import (
@@ -50,10 +61,10 @@ def run_study(
             raise UserError("a study starts processes of its own; run it without accelerate launch or torchrun")
         with alone_in(study.out):
             _run(study, bench, waiting, sum(map(len, planned)), jobs, say, line)
-            shutil.rmtree(study.out / "work", ignore_errors=True)
+            clear_work(study.out)
     elif (study.out / "work").exists():  # a kill came behind the last card
         with suppress(InUse), alone_in(study.out):
-            shutil.rmtree(study.out / "work", ignore_errors=True)
+            clear_work(study.out)
     return results_of(study, bench)
 
 
@@ -132,11 +143,12 @@ def _tokenise(study: Study, bench: Bench, pieces: Sequence[Piece], say: Say) -> 
     encoder, found = bench.start.encoder, dict[str, dict[str, Stream]]()
     for name in dict.fromkeys(piece.task for piece in pieces if _trains(study.arms[piece.arm].recipe)):
         task, tokenizer = bench.tasks[name], encoder.tokenizer
-        if tokenizer is not None:  # else each run says so
+        report = lambda done, total, name=name: say(f"tokenising {name}", done, total, "")  # noqa: E731
+        with suppress(UserError):  # each run of this task says why, and others go on
             length = usable_length(encoder, None, task)
-            report = lambda done, total, name=name: say(f"tokenising {name}", done, total, "")  # noqa: E731
             made = tokenise(tokenizer, task.split("train"), task.kind, length, report)
-            found[name] = {stream_name(tokenizer, length): made}
+            # Where windows lie in their contexts is for reading answers, and would be most of what is sent.
+            found[name] = {stream_name(tokenizer, length): replace(made, windows=None)}
     return found
 
 

@@ -120,6 +120,7 @@ def _pad(
 ) -> tuple[dict[str, np.ndarray], int, int]:
     lengths = tokens.lengths[index]
     longest = int(-(-lengths.max() // layout.multiple) * layout.multiple)
+    longest = min(longest, tokens.longest)  # beyond its longest text a model may have no places
     size = slots if slots > len(index) else len(index)
     real = np.zeros((size, longest), dtype=bool)
     real[: len(index)] = np.arange(longest)[None] < lengths[:, None]

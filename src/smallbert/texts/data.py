@@ -39,6 +39,11 @@ class Tokens:
         """The number of tokens of each sequence."""
         return np.diff(self.offsets)
 
+    @cached_property
+    def longest(self) -> int:
+        """The number of tokens of the longest one."""
+        return int(self.lengths.max(initial=0))
+
     def places(self, index: np.ndarray) -> np.ndarray:
         """Where the tokens of these sequences stand, in the order of `index`."""
         lengths = self.lengths[index]

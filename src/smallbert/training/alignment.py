@@ -195,8 +195,7 @@ def _form(found: Looking) -> Hashable:
 def _row_bytes(found: Looking, batch: Batch) -> int:
     """How large the rows of a layer are in float32."""
     heads = (found if isinstance(found, Tensor) else found.query).shape[1]
-    longest = batch.longest if batch.packed else batch.input_ids.shape[1]
-    return max(1, 4 * heads * batch.size * longest**2)
+    return 4 * heads * batch.size * batch.longest**2
 
 
 def _beside(layers: Sequence[Looking]) -> Looking:

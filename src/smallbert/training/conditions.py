@@ -54,7 +54,7 @@ def other_dropout(encoder: nn.Module, rate: float | None) -> Iterator[None]:
     before: list[tuple[nn.Module, str, float]] = []
     for module in encoder.modules() if rate is not None else ():
         for name in ("p", "attention_dropout"):
-            if isinstance(getattr(module, name, None), float) and (name != "p" or isinstance(module, nn.Dropout)):
+            if isinstance(getattr(module, name, None), int | float) and (name != "p" or isinstance(module, nn.Dropout)):
                 before.append((module, name, getattr(module, name)))
                 setattr(module, name, rate)
     try:
