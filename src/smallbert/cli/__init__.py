@@ -17,7 +17,7 @@ from smallbert.cli import benching, errors, features, looking, making, probing, 
 from smallbert.cli.options import COMMAND
 from smallbert.errors import RunError, UserError
 
-ABOUT = """Make BERT-family encoders small, measure what came out, and say which is best.
+ABOUT = """Make BERT-family encoders small, measure the results, and say which model is best.
 
 Start with: smallbert demo
 """
@@ -63,7 +63,7 @@ def whole(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_print_version)
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from; may stand anywhere.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")] = False,
 ) -> None:
     """Options of all verbs."""
 
@@ -97,7 +97,7 @@ def explain(error: BaseException) -> tuple[int, str]:
     from smallbert.machine.files import is_full_disk
 
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return 130, "interrupted; what is finished is kept, and the same command goes on from there"
+        return 130, "interrupted; finished work is kept; repeat the same command to continue"
     if isinstance(error, UserError):
         return 2, f"error: {error}"
     if hasattr(error, "format_message"):  # what typer says about options
@@ -111,7 +111,7 @@ def explain(error: BaseException) -> tuple[int, str]:
         return 1, "error: the disk is full; what was there before is untouched"
     text = " ".join(str(error).split())[:300]
     if _is_memory(error):
-        return 1, f"error: there is too little memory ({text}); ask for less: a smaller batch, length, width or model"
+        return 1, f"error: out of memory ({text}); use a smaller batch, length, width or model"
     return 1, f"error: {type(error).__name__}: {text}; add --debug to see where it comes from"
 
 

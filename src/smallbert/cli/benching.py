@@ -18,20 +18,20 @@ LEAST_THREADS = 256  # may be asked for on any machine; many thousands end the p
 
 
 def bench(
-    folders: Annotated[list[str], typer.Argument(help="Models: ours, Hugging Face's, or ONNX exports.")],
+    folders: Annotated[list[str], typer.Argument(help="Models: smallbert or Hugging Face folders, or ONNX exports.")],
     variants: Annotated[
         str | None,
-        typer.Option("--variants", help="Exports of the first to try too: onnx,onnx-int8,onnx-int8-calibrated."),
+        typer.Option("--variants", help="Also time exports of the first model: onnx,onnx-int8,onnx-int8-calibrated."),
     ] = None,
-    batch: Annotated[str, typer.Option("--batch", help="Texts at once; several with commas.")] = "1",
-    length: Annotated[str, typer.Option("--length", help="Tokens a text; several with commas.")] = "32",
-    threads: Annotated[str, typer.Option("--threads", help="Threads; several with commas.")] = "1",
-    seconds: Annotated[float, typer.Option("--seconds", help="For each model at each setting.", min=0)] = 2.0,
-    task: Annotated[str | None, typer.Option("--task", help="Score them too, on this task.")] = None,
-    split: Annotated[str, typer.Option("--split", help="On which examples: train, dev or test.")] = "dev",
+    batch: Annotated[str, typer.Option("--batch", help="Batch size, or several: 1,8.")] = "1",
+    length: Annotated[str, typer.Option("--length", help="Tokens per text, or several: 32,128.")] = "32",
+    threads: Annotated[str, typer.Option("--threads", help="Threads, or several: 1,4.")] = "1",
+    seconds: Annotated[float, typer.Option("--seconds", help="Seconds to time each model at each setting.", min=0)] = 2.0,
+    task: Annotated[str | None, typer.Option("--task", help="Also score the models, on this task.")] = None,
+    split: Annotated[str, typer.Option("--split", help="Which split to score on: train, dev or test.")] = "dev",
     max_drop: Annotated[
         float | None,
-        typer.Option("--max-drop", help="Choose the fastest that loses at most so many points.", min=0),
+        typer.Option("--max-drop", help="Choose the fastest model that loses at most this many points.", min=0),
     ] = None,
     out: Annotated[
         str | None, typer.Option("--out", help="A folder for the record, the picture and the exports.")
@@ -53,11 +53,11 @@ def bench(
         )
     }
     if min(min(each) for each in settings.values()) < 1:
-        raise UserError("--batch, --length and --threads count from 1")
+        raise UserError("--batch, --length and --threads must be 1 or more")
     if max(settings["threads"]) > (most := max(LEAST_THREADS, 4 * (os.cpu_count() or 1))):
         raise UserError(f"--threads was given {max(settings['threads'])}; at most {most} make sense on this machine")
     if max_drop is not None and task is None:
-        raise UserError("--max-drop needs scores to hold: give --task, such as --task sst2")
+        raise UserError("--max-drop compares scores: give --task, such as --task sst2")
     if out:
         check_folder(out)
     with progress() as say, ExitStack() as stack:

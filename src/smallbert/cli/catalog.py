@@ -150,6 +150,6 @@ def _by_part(encoder: Encoder) -> dict[str, int]:
 
 
 def _family(row: Anatomy) -> str:
-    depth = "One layer run again and again" if row.shared else "Layers of their own" if row.q else "No layers"
+    depth = "One set of weights for all layers" if row.shared else "Separate weights for each layer" if row.q else "No layers"
     types = "token types" if row.token_types else "no token types"
     return f"{depth}, {POSITIONS.get(row.style, 'learned')} positions, {types}."

@@ -39,23 +39,23 @@ QUICK = Scale(
 
 # A short name, what is done to the fine-tuned model, and what that means; {train} is the student's training.
 WAYS = (
-    ("int8 storage", "quantize(8)", "store every weight as a whole number of 8 bits: a quarter of the size, no faster"),
+    ("int8 storage", "quantize(8)", "store every weight as an 8-bit integer: a quarter of the size, no faster"),
     (
         "int8 arithmetic",
         "quantize(8, activations=True)",
-        "calculate with 8-bit whole numbers too, which a CPU does faster",
+        "compute in 8-bit integers too, which is faster on a CPU",
     ),
     (
         "3 layers",
         "drop_layers(3) | distill + {train}",
-        "keep 3 of 6 layers, and let the whole model teach what is left",
+        "keep 3 of 6 layers, and distil the whole model into them",
     ),
     (
         "3 layers, int8 arithmetic",
         "drop_layers(3) | distill + {train} | quantize(8, activations=True)",
-        "that one in 8 bits",
+        "the same in 8 bits",
     ),
-    ("2 layers", "drop_layers(2) | distill + {train}", "keep only 2 layers, taught in the same way"),
+    ("2 layers", "drop_layers(2) | distill + {train}", "keep only 2 layers, distilled in the same way"),
     (
         "4 layers, mixed",
         "drop_layers(4) | mix_layers(init='plain') | distill + {train}",
@@ -64,7 +64,7 @@ WAYS = (
     (
         "half the weights",
         "magnitude(0.5) + distill + {train}",
-        "set the smaller half of the weights to zero, step by step, while taught",
+        "gradually set the smaller half of the weights to zero, while distilling",
     ),
 )
 
@@ -92,10 +92,10 @@ def run_demo(
             tell(f"{len(cards) + 1} of {len(entries)}: {words[len(cards)]}")
 
     tell(
-        f"{MODEL} has 6 layers and 22.7 million weights. From {scale.train:,} examples it learns to tell good film\n"
-        f"reviews from bad ones; then {len(entries) - 1} smaller models are made of it, and each is scored on "
-        f"{scale.dev:,} reviews\nthat none has seen. This takes under {scale.minutes} minutes on two cores, and "
-        "seconds the second time.\n"
+        f"{MODEL} has 6 layers and 22.7 million parameters. It is fine-tuned on {scale.train:,} film reviews to tell\n"
+        f"good ones from bad; then {len(entries) - 1} smaller models are made of it, and each is scored on "
+        f"{scale.dev:,} reviews\nthat none was trained on. This takes under {scale.minutes} minutes on two cores, and "
+        "seconds when repeated.\n"
     )
     say("fetching model and reviews")
     start = start_from(MODEL, say.line)
@@ -113,4 +113,4 @@ def demo_entries(scale: Scale) -> tuple[list[Entry], list[str]]:
     """The recipes of the demo, all of which begin with the same fine-tuning, and a few words on each."""
     recipes = [(name, Recipe(f"{scale.baseline} | {way.format(train=scale.student)}")) for name, way, _ in WAYS]
     entries = [Entry(Recipe(scale.baseline), "baseline"), *(Entry(recipe, name) for name, recipe in recipes)]
-    return entries, ["fine-tune the whole model, which the others are measured against", *(words for *_, words in WAYS)]
+    return entries, ["fine-tune the whole model, the baseline of the others", *(words for *_, words in WAYS)]

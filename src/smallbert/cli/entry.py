@@ -32,14 +32,14 @@ def _method(row: dict[str, Any]) -> Iterator[Any]:
         table.add_column("means")
         for name, default in row["defaults"].items():
             said = f"{name}={to_text(default)}"
-            usual = to_text(default) if said in row["settings"] else "must be said"
+            usual = to_text(default) if said in row["settings"] else "required"
             table.add_row(name, Text(usual), Text(_meaning(row["meanings"][name], row["may_be"][name])))
         yield table
     if row["more"]:
         yield Text(f"{row['more']}\n")
     if used := row["presets"]:
         others = f" and {len(used) - MANY} more" if len(used) > MANY else ""
-        yield Text(f"presets with it: {', '.join(used[:MANY])}{others}", style="dim")
+        yield Text(f"used in presets: {', '.join(used[:MANY])}{others}", style="dim")
 
 
 def _meaning(means: str, may_be: str) -> str:

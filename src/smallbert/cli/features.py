@@ -25,20 +25,20 @@ from smallbert.cli.options import (
 )
 
 features = typer.Typer(
-    help="Keep hidden states of all layers for a whole data set: written once, read many times.", no_args_is_help=True
+    help="Store hidden states of all layers for a whole data set: computed once, read many times.", no_args_is_help=True
 )
-Folder = Annotated[str, typer.Argument(help="A folder that features build has written.", metavar="DIR")]
+Folder = Annotated[str, typer.Argument(help="A folder written by features build.", metavar="DIR")]
 
 
 @features.command()
 def build(
     model: Model,
     task: TaskName,
-    out: Annotated[str, typer.Option("--out", help="The folder to write; the same command goes on after a kill.")],
+    out: Annotated[str, typer.Option("--out", help="The folder to write; to continue after a stop, repeat the command.")],
     split: Split = "train",
-    layers: Annotated[str, typer.Option("--layers", help="all, or numbers with commas; 0 is the embeddings.")] = "all",
-    tokens: Annotated[str, typer.Option("--tokens", help="all, first, or mean: one vector a text.")] = "all",
-    dtype: Annotated[str, typer.Option("--dtype", help="float32, float16 or int8 (a scale a token).")] = "float16",
+    layers: Annotated[str, typer.Option("--layers", help="all, or layers such as 0,6,12; 0 is the embedding output.")] = "all",
+    tokens: Annotated[str, typer.Option("--tokens", help="all, the first, or mean: the average of all.")] = "all",
+    dtype: Annotated[str, typer.Option("--dtype", help="float32, float16 or int8 (one scale per token).")] = "float16",
     data: Data = None,
     text: Text = None,
     pair: Pair = None,
@@ -49,7 +49,7 @@ def build(
     device: Device = None,
     json: Json = False,
 ) -> None:
-    """Write the hidden states of a model for every text of a task; its size is said before anything is written."""
+    """Write the hidden states of a model for every text of a task; says its size before writing."""
     wanted = layers if layers == "all" else read_numbers(layers, "--layers")
     with progress() as say:
         say("starting")
@@ -88,7 +88,7 @@ def build(
 
 @features.command()
 def check(folder: Folder, json: Json = False) -> None:
-    """Read every shard of a store from end to end and name those that are not as they were written."""
+    """Read every shard of a store and name those that are damaged."""
     with progress() as say:
         say("starting")
         from smallbert.features.store import open_store
@@ -102,7 +102,7 @@ def check(folder: Folder, json: Json = False) -> None:
         if json:
             print_json({"folder": folder, "shards": len(store.about["shards"]), "wrong": wrong})
         else:
-            say.show(f"{len(wrong)} of {len(store.about['shards'])} shards are damaged" if wrong else "all is whole")
+            say.show(f"{len(wrong)} of {len(store.about['shards'])} shards are damaged" if wrong else "all shards are intact")
     if wrong:
         raise typer.Exit(1)
 

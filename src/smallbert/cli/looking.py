@@ -64,11 +64,11 @@ def report(
     out: Annotated[str | None, typer.Option("--out", help="Where the page goes (FOLDER/report).")] = None,
     budget: Limits = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="An overview FOLDER/README.md of topic folders instead.")
+        bool, typer.Option("--markdown", help="Write FOLDER/README.md instead, an overview of topic folders.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Write a page with plots about all cards of a folder."""
+    """Write a page with tables and plots of all cards in a folder."""
     with progress() as say:
         say("writing the page")
         if markdown:
@@ -99,15 +99,15 @@ def export(
     to: Annotated[str, typer.Option("--to", help="hf (a plain Hugging Face folder), onnx or onnx-int8.")],
     out: Out,
     task: Annotated[
-        str | None, typer.Option("--task", help="Compare on texts of this task too; else on sentences of our own.")
+        str | None, typer.Option("--task", help="Check on texts of this task too, not only on built-in sentences.")
     ] = None,
     calibrate: Annotated[
-        str | None, typer.Option("--calibrate", help="onnx-int8: fixed ranges, found on training texts of this task.")
+        str | None, typer.Option("--calibrate", help="onnx-int8: fix input ranges, found on training texts of this task.")
     ] = None,
     max_difference: Annotated[
         float | None,
         typer.Option(
-            "--max-difference", help="How far scores (onnx, 0.001) or probabilities (int8, 0.5) may be apart."
+            "--max-difference", help="Largest difference allowed: of scores (onnx, 0.001), of probabilities (int8, 0.5)."
         ),
     ] = None,
     data: Data = None,
@@ -117,13 +117,13 @@ def export(
     kind: Kind = None,
     json: Json = False,
 ) -> None:
-    """Hand a model over to other programs, checked to give the same scores there."""
+    """Write a model for other programs, and check that it gives the same scores there."""
     with progress() as say:
         say("exporting")
         if to not in ("hf", "onnx", "onnx-int8"):
             raise UserError(f"--to was given {to!r}; write hf or onnx or onnx-int8")
         if calibrate is not None and to != "onnx-int8":
-            raise UserError(f"--calibrate finds ranges for 8-bit products; write --to onnx-int8, not {to}")
+            raise UserError(f"--calibrate fixes input ranges for int8; write --to onnx-int8, not {to}")
         if max_difference is not None and not 0 < max_difference < math.inf:
             raise UserError(f"--max-difference was given {max_difference:g}; write a number above 0, such as 0.1")
         from smallbert import export as writing
@@ -163,7 +163,7 @@ _COLUMNS = {
     "methods": {"name": "method", "about": "what it does", "settings": "settings"},
     "presets": {"name": "preset", "about": "what it is", "recipe": "recipe"},
     "tasks": {"name": "task", "about": "question", "kind": "kind", "metrics": "metrics"},
-    "families": {"name": "family", "about": "what it is like"},
+    "families": {"name": "family", "about": "what it has"},
 }
 _ESTIMATES = {
     "preset": "preset",
@@ -217,7 +217,7 @@ def _facts(found: dict[str, Any]) -> Any:
         "bytes": ", ".join(f"{part} {count:,}" for part, count in size.items()),
         "head": f"{head['kind']}, {', '.join(head['labels'])}" if head else "none yet",
         "loads with": "transformers and smallbert" if found["layout"] == "huggingface" else "smallbert",
-        "recipe": found["recipe"] or "nothing was done to it",
+        "recipe": found["recipe"] or "none: the model is unchanged",
     }
     for name, value in shown.items():
         table.add_row(name, _cell(value))

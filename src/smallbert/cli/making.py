@@ -49,7 +49,7 @@ BANNER = "MACHINERY CHECK: a tiny random model on toy data. These numbers mean n
 def demo(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer examples: under 3 minutes on 2 cores, not 10.")] = False,
     out: Annotated[str, typer.Option("--out", help="Where models, cards and the report go.")] = "smallbert-demo",
-    budget: Annotated[str, typer.Option("--budget", help="Limits for the best of them.")] = "size<=40MB",
+    budget: Annotated[str, typer.Option("--budget", help="Limits that the best model must keep.")] = "size<=40MB",
     json: Json = False,
 ) -> None:
     """Make a real model small in seven ways, and say which is best: all-MiniLM-L6-v2 on film reviews."""
@@ -67,9 +67,9 @@ def finetune(
     model: Model,
     task: TaskName,
     out: Out,
-    epochs: Annotated[float | None, typer.Option("--epochs", help="How often to see all examples (3).")] = None,
+    epochs: Annotated[float | None, typer.Option("--epochs", help="Passes over the training examples (3).")] = None,
     lr: Annotated[float | None, typer.Option("--lr", help="The learning rate (5e-5).")] = None,
-    batch: Annotated[int | None, typer.Option("--batch", help="Examples in a batch (32).")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="Examples per batch (32).")] = None,
     data: Data = None,
     text: Text = None,
     pair: Pair = None,
@@ -178,9 +178,9 @@ def evaluate(
 
 def compare(
     model: ModelOrFamily = None,
-    presets: Annotated[str | None, typer.Option("--presets", help="Names with commas, or all.")] = None,
+    presets: Annotated[str | None, typer.Option("--presets", help="Names with commas, such as half,int8, or all.")] = None,
     recipes: Annotated[
-        str | None, typer.Option("--recipes", help="Recipes with ; between; {…} and maybe() try each.")
+        str | None, typer.Option("--recipes", help="Recipes with ; between them; {…} and maybe() try each choice.")
     ] = None,
     task: OneTask = None,
     out: Annotated[str | None, typer.Option("--out", help="Where models and cards go (smallbert-compare).")] = None,

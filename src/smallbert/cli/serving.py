@@ -19,17 +19,17 @@ from smallbert.errors import UserError
 def serve(
     folder: Annotated[str, typer.Argument(help="An ONNX export, or a model, which is exported first.")],
     host: Annotated[
-        str, typer.Option("--host", help="The address to listen on; 0.0.0.0 is all of them.")
+        str, typer.Option("--host", help="The address to listen on; 0.0.0.0 is all addresses.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="0 takes a free one.", min=0, max=65535)] = 8000,
-    batch: Annotated[int, typer.Option("--batch", help="Texts of all requests that run together.", min=1)] = 32,
-    wait_ms: Annotated[float, typer.Option("--wait-ms", help="How long a text waits for company.", min=0)] = 2.0,
+    port: Annotated[int, typer.Option("--port", help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    batch: Annotated[int, typer.Option("--batch", help="Texts in a batch, of any requests.", min=1)] = 32,
+    wait_ms: Annotated[float, typer.Option("--wait-ms", help="Milliseconds a text waits for others to join its batch.", min=0)] = 2.0,
     threads: Annotated[int | None, typer.Option("--threads", help="Threads of the model (all cores).", min=1)] = None,
-    queue: Annotated[int, typer.Option("--queue", help="Texts under way; beyond that answer 503.", min=1)] = 1024,
-    max_texts: Annotated[int, typer.Option("--max-texts", help="Texts in one request.", min=1)] = 64,
-    max_body: Annotated[int, typer.Option("--max-body", help="Bytes of one request.", min=1)] = 1_000_000,
-    length: Annotated[int | None, typer.Option("--length", help="Cut texts at so many tokens.", min=3)] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse longer texts instead of cutting them.")] = False,
+    queue: Annotated[int, typer.Option("--queue", help="Texts waiting or running; beyond that, answer 503.", min=1)] = 1024,
+    max_texts: Annotated[int, typer.Option("--max-texts", help="Most texts in one request.", min=1)] = 64,
+    max_body: Annotated[int, typer.Option("--max-body", help="Most bytes in one request.", min=1)] = 1_000_000,
+    length: Annotated[int | None, typer.Option("--length", help="Truncate texts to this many tokens.", min=3)] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse longer texts instead of truncating them.")] = False,
     unanswerable: Annotated[
         bool, typer.Option("--unanswerable", help="A question may have no answer (models of squad2).")
     ] = False,

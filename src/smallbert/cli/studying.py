@@ -38,25 +38,25 @@ if TYPE_CHECKING:
 def study(
     model: ModelOrFamily = None,
     recipes: Annotated[
-        str, typer.Option("--recipes", help="Recipes with ; between; the others are compared with the first.")
+        str, typer.Option("--recipes", help="Recipes with ; between them; the others are compared with the first.")
     ] = "",
     seeds: Seeds = "0",
     task: Annotated[str | None, typer.Option("--task", help="A task, or several with commas: tense,subj.")] = None,
     out: Annotated[str, typer.Option("--out", help="Where cards and the report go.")] = "smallbert-study",
-    names: Annotated[str | None, typer.Option("--names", help="Names of the recipes, with ; between.")] = None,
+    names: Annotated[str | None, typer.Option("--names", help="Names of the recipes, with ; between them.")] = None,
     vary: Annotated[
         str | None, typer.Option("--vary", help="Run each recipe with each value of a setting: epochs=2,4,6,8.")
     ] = None,
     split: Annotated[
         str,
-        typer.Option("--split", help="Score on dev, test, or choose: held out of train, with all that shares text."),
+        typer.Option("--split", help="Score on dev, test, or choose: rows held out of train, no text shared."),
     ] = "dev",
     jobs: Annotated[
         int | None, typer.Option("--jobs", help="Runs at a time (1 on a CPU, up to 8 on a GPU).", min=1)
     ] = None,
     keep_models: Annotated[bool, typer.Option("--keep-models", help="Keep every model, not only its card.")] = False,
     report_only: Annotated[
-        bool, typer.Option("--report-only", help="Run nothing; report on what is finished so far.")
+        bool, typer.Option("--report-only", help="Run nothing; report on the finished runs.")
     ] = False,
     again: Again = False,
     pack: Annotated[bool, typer.Option("--pack", help="Put the cards into one file, cards.jsonl.")] = False,
@@ -71,7 +71,7 @@ def study(
     device: Device = None,
     json: Json = False,
 ) -> None:
-    """Run recipes with many seeds, and say what differs beyond chance; the same command goes on after a stop."""
+    """Run recipes with many seeds, and say what differs beyond chance; to continue after a stop, repeat the command."""
     numbers = tuple(dict.fromkeys(read_numbers(seeds, "--seeds")))
     if any(seed < 0 for seed in numbers):
         raise UserError(f"--seeds was given {seeds!r}; a seed is 0 or more")
@@ -152,5 +152,5 @@ def _show(say: Progress, report: Report, out: str, tiny: bool) -> None:
     drawn = find_spec("matplotlib") is not None
     say.show(f"Tables and numbers are in {out}: study.md, study.json{', *.png' if drawn else ''}")
     if not drawn:
-        say.line("no pictures, since matplotlib is not here; run: pip install -e '.[report]'")
+        say.line("no pictures, since matplotlib is not installed; run: pip install -e '.[report]'")
     say.show(*report.sentences)

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 def tune(
     model: ModelOrFamily = None,
     recipe: Annotated[
-        str, typer.Option("--recipe", help="The space: 'finetune(lr=log(1e-6, 1e-4), epochs={1, 2, 3})'.")
+        str, typer.Option("--recipe", help="The search space: 'finetune(lr=log(1e-6, 1e-4), epochs={1, 2, 3})'.")
     ] = "",
     task: OneTask = None,
     trials: Annotated[
-        int, typer.Option("--trials", help="How many recipes to try, with those in the storage already.", min=1)
+        int, typer.Option("--trials", help="How many recipes to try, counting those already in the storage.", min=1)
     ] = 100,
     seeds: Annotated[
         str, typer.Option("--seeds", help="Seeds with which winner and default are trained and scored.")
@@ -48,14 +48,14 @@ def tune(
     out: Annotated[str, typer.Option("--out", help="Where records, cards and the report go.")] = "smallbert-tune",
     storage: Annotated[
         str | None,
-        typer.Option("--storage", help="A database: sqlite:///FILE (in --out by default), or a server for machines."),
+        typer.Option("--storage", help="A database: sqlite:///FILE (in --out by default), or a server, for several machines."),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="The search's name in the storage.")] = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", help="Trials at a time (1 on a CPU, up to 8 on a GPU).", min=1)
     ] = None,
-    draws: Annotated[int, typer.Option("--draw-seed", help="Seed of what is drawn.", min=0)] = 0,
-    prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Stop bad trials on the way.")] = True,
+    draws: Annotated[int, typer.Option("--draw-seed", help="Seed of the search.", min=0)] = 0,
+    prune: Annotated[bool, typer.Option("--prune/--no-prune", help="Stop bad trials early.")] = True,
     final: Annotated[
         bool,
         typer.Option("--final/--search-only", help="Train and score the winner, or leave that to another process."),
@@ -73,7 +73,7 @@ def tune(
     device: Device = None,
     json: Json = False,
 ) -> None:
-    """Search settings on a part of train, then say on dev what the best ones gain; the same command goes on."""
+    """Search settings on a part of train, then say on dev what the best gain; to continue, repeat the command."""
     numbers = tuple(dict.fromkeys(read_numbers(seeds, "--seeds")))
     if any(seed < 0 for seed in numbers):
         raise UserError(f"--seeds was given {seeds!r}; a seed is 0 or more")
