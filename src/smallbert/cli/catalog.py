@@ -150,6 +150,6 @@ def _by_part(encoder: Encoder) -> dict[str, int]:
 
 
 def _family(row: Anatomy) -> str:
-    depth = "One set of weights for all layers" if row.shared else "Separate weights for each layer" if row.q else "No layers"
+    depth = "Layers share weights" if row.shared else "Separate layers" if row.q else "No layers"
     types = "token types" if row.token_types else "no token types"
     return f"{depth}, {POSITIONS.get(row.style, 'learned')} positions, {types}."

@@ -33,7 +33,7 @@ def errors(
     out: Annotated[
         str | None, typer.Option("--out", help="A folder for errors.json, errors.md and errors.png.")
     ] = None,
-    examples: Annotated[int, typer.Option("--examples", help="How many of the examples on which they differ most to show.")] = 10,
+    examples: Annotated[int, typer.Option("--examples", help="How many examples to show of those on which they differ most.")] = 10,
     positive: Annotated[
         str | None,
         typer.Option("--positive", help="The positive class (of two, the second, or the one that the other negates)."),
@@ -47,7 +47,7 @@ def errors(
     device: Device = None,
     json: Json = False,
 ) -> None:
-    """Show where two models differ: what each tends to predict, which is right where, and whether that may be chance."""
+    """Show where two models differ: what each tends to predict, which is right where, and if that may be chance."""
     if examples < 0:
         raise UserError(f"--examples was given {examples}; write how many to show, 0 or more")
     if out:

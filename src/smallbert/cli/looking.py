@@ -107,7 +107,7 @@ def export(
     max_difference: Annotated[
         float | None,
         typer.Option(
-            "--max-difference", help="Largest difference allowed: of scores (onnx, 0.001), of probabilities (int8, 0.5)."
+            "--max-difference", help="Largest difference of scores (onnx, 0.001) or probabilities (int8, 0.5)."
         ),
     ] = None,
     data: Data = None,

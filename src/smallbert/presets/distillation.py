@@ -11,7 +11,7 @@ TEACHER = "finetune | mark('teacher')"
 FROM_THE_START = "mark('pretrained') | finetune | rewind('pretrained')"  # the last trained one teaches
 COPIES = "augment(copies=10, ways='nearest', model='teacher')"
 ANSWERS = "distill(teacher='teacher', alpha=1.0, temperature=1.0, metric='ce')"
-NEAREST = "Words are replaced by the nearest ones; write ways='masked' where the model file can guess hidden words."
+NEAREST = "Words are replaced by the nearest ones; write ways='masked' if the model file has a masked-LM head."
 
 SUN = "Sun et al. 2019, Patient Knowledge Distillation for BERT Model Compression, arXiv:1908.09355"
 JIAO = "Jiao et al. 2020, TinyBERT, arXiv:1909.10351"
@@ -25,9 +25,9 @@ def _pkd(layers: int, which: str, more: str = "", **numbers: Any) -> Preset:
         "+ distill(alpha=0.5, temperature=10.0) + train(epochs=4, lr=5e-5)",
         SUN,
         f"The student has the first {'six' if layers == 6 else 'three'} pretrained layers and the fine-tuned teacher's "
-        "head, and learns the labels, the teacher's scores and its first tokens' unit vectors at every "
+        "head. It learns the labels, the teacher's scores and the direction of its first tokens' states at every "
         f"{which} layer but the last. The published run searches alpha, temperature and weight for each task, and "
-        f"divides KL by the number of classes, which this does not.{more}",
+        f"divides KL by the number of classes; this one does neither.{more}",
         published(f"table of {SUN}", split="test", **numbers),
     )
 
@@ -41,10 +41,10 @@ def _tinybert(layers: int, student: str, about: str, **numbers: Any) -> Preset:
         f"+ align('scores', weight={layers}, teacher='teacher') + train(epochs=10, lr=5e-5, warmup=0.0) "
         f"| {COPIES} + {ANSWERS} + train(epochs=3, lr=3e-5)",
         JIAO,
-        f"{about} learn the teacher's embedding output, hidden states and attention scores, then its answers, on ten "
-        "changed copies of each text beside it. The published student begins anew, reads a large corpus first and "
-        "counts padding; this one is cut out of the fine-tuned teacher and counts none, and its learning rate goes "
-        f"down where theirs is constant for layers. {NEAREST}",
+        f"{about} learn the teacher's embedding output, hidden states and attention scores, then its predictions, on "
+        "each text and ten changed copies of it. The published student starts from random weights, is first trained on "
+        "a large corpus and counts padding in its losses; this one is cut out of the fine-tuned teacher and counts no "
+        f"padding, and its learning rate decays where theirs is constant while layers are taught. {NEAREST}",
         published("README of the code of arXiv:1909.10351", split="test", **numbers),
     )
 
@@ -57,7 +57,7 @@ def _relations(name: str, student: str, terms: str, reference: str, about: str, 
         "| distill(teacher='teacher') + train(epochs=3, lr=5e-5)",
         reference,
         f"Six layers 384 wide, cut out of the teacher, learn {about} then scores and labels. The published student "
-        "learns on a large corpus, from a teacher that knows no task, and is fine-tuned without one.",
+        "learns on a large corpus, from a pretrained teacher, and is fine-tuned without a teacher.",
         numbers,
     )
 
@@ -69,8 +69,8 @@ ROWS = [
         "+ distill(alpha=0.714, temperature=2.0) + train(epochs=3)",
         "Sanh et al. 2019, DistilBERT, arXiv:1910.01108",
         "Half the layers of the fine-tuned encoder, the first and the last among them, learn its scores, the labels "
-        "and the direction of its last hidden states, weighted 5, 2 and 1. The published student learned so on a large "
-        "corpus, with hidden words for labels, and has no token types and no pooler.",
+        "and the direction of its last hidden states, weighted 5, 2 and 1. The published student learned this on a "
+        "large corpus, with masked words as labels, and has no token types and no pooler.",
         published(
             "huggingface/transformers-research-projects, distillation/README.md",
             mnli={"accuracy": 82.1},
@@ -102,11 +102,11 @@ ROWS = [
         f"{FROM_THE_START} | student(6, which='first') "
         "| unlabelled + distill(alpha=1.0, temperature=1.0, metric='ce') + train(epochs=4, lr=1e-4)",
         "Turc et al. 2019, Well-Read Students Learn Better, arXiv:1908.08962",
-        "A small model that has read before learns a teacher's answers on text without labels, and nothing else. The "
-        "published student is pretrained by itself and sees much more such text; ours begins as the first six "
-        "pretrained layers and sees the task's own. unlabelled('more.txt') brings more, "
-        "student(model='google/bert_uncased_L-6_H-768_A-12') takes the published student, and | finetune behind it is "
-        "the paper's last step, which it leaves open.",
+        "A small pretrained model learns the teacher's predictions on texts without labels, and nothing else. The "
+        "published student is pretrained by itself and sees many more texts; ours starts as the first six pretrained "
+        "layers and sees the task's own. unlabelled('more.txt') adds texts, "
+        "student(model='google/bert_uncased_L-6_H-768_A-12') takes the published student, and | finetune at the end is "
+        "the paper's optional last step.",
         published(
             "table of arXiv:1908.08962 for 6 layers of 768",
             sst2={"accuracy": 91.1},
@@ -124,8 +124,8 @@ ROWS = [
         "+ train(epochs=3) | distill(teacher='teacher') + train(epochs=3)",
         "Aguilar et al. 2020, Knowledge Distillation from Internal Representations, arXiv:1910.03723",
         "Half the layers first learn the teacher's attention and first tokens, one more layer after each equal share "
-        "of the phase, then its scores and the labels. The published run moves on to the next layer by a threshold "
-        "of the loss or a limit of epochs.",
+        "of the phase, then its scores and the labels. The published run adds the next layer once the loss is below "
+        "a threshold, or after a number of epochs.",
         unpublished("only a mean over tasks, 93 % of BERT on CoLA, MRPC, QQP and RTE, could be found"),
     ),
     _tinybert(
@@ -144,7 +144,7 @@ ROWS = [
         "align('attention', layers={-1: -1}, metric='kl', teacher='teacher', task=0.0) "
         "+ align('relations', of='v', layers={-1: -1}, metric='kl', teacher='teacher')",
         "Wang et al. 2020, MiniLM, arXiv:2002.10957",
-        "the last layer's attention and how its values relate,",
+        "the attention and the value relations of its last layer,",
         published(
             "microsoft/unilm, minilm/README.md, 6 layers of 384",
             model="UniLMv2",
@@ -158,7 +158,7 @@ ROWS = [
         "student(6, width=384, start='slice')",
         "align('relations', heads=48, layers={-1: -1}, metric='kl', teacher='teacher', task=0.0)",
         "Wang et al. 2021, MiniLMv2, arXiv:2012.15828",
-        "how queries, keys and values of the last layer relate to each other, in 48 parts,",
+        "the relations of queries, of keys and of values in its last layer, in 48 parts,",
         published("microsoft/unilm, minilm/README.md, 6 layers of 384", mnli={"accuracy": 82.8}),
     ),
     Preset(
@@ -166,8 +166,8 @@ ROWS = [
         "finetune | drop_layers(0.5) | align('hidden', layers='whole', weight=7) "
         "+ align('gram', layers='whole', weight=7) + distill(alpha=1.0, temperature=8.0) + train(epochs=30, lr=1e-4)",
         "Yang et al. 2020, TextBrewer, arXiv:2002.12620",
-        "Half the layers learn the teacher's embedding output and hidden states, how tokens relate in them, and its "
-        "scores, for long. Ours begin as every second layer of the fine-tuned teacher; padding is not counted.",
+        "Half the layers learn the teacher's embedding output, hidden states, their Gram matrices, and its scores, in "
+        "a long training. Ours start as every second layer of the fine-tuned teacher and do not count padding.",
         published(
             "airaria/TextBrewer, README.md, student T6",
             model="bert-base-cased",
@@ -193,11 +193,12 @@ ROWS = [
             ]
         ),
         "Liu et al. 2021, ROSITA: Refined BERT cOmpreSsion with InTegrAted techniques",
-        "Layers go first, from twelve over ten to eight, then heads and inner neurons, to two and 512, those without "
-        "which the loss would rise least; each time with some training on the teacher's hidden states and answers and "
-        "changed copies of the texts. The published run prunes in many small steps and keeps words in 128 numbers by a "
-        "singular value decomposition; ours goes in four steps and leaves words as they are. "
+        "First layers are removed, from twelve to ten to eight, then heads and inner neurons, down to two and 512: "
+        "those without which the loss would rise least. After each cut the student learns the teacher's hidden states "
+        "and predictions, also on changed copies of the texts. The published run prunes in many small steps and "
+        "reduces word embeddings to 128 dimensions by a singular value decomposition; ours takes four steps and leaves "
+        "word embeddings as they are. "
         f"{NEAREST}",
-        unpublished("only a mean over tasks, 98.5 % of BERT at a 7.5th of its size, is known, and was not checked"),
+        unpublished("only a mean over tasks, 98.5 % of BERT and 7.5 times smaller, is known, and was not checked"),
     ),
 ]

@@ -36,8 +36,8 @@ ROWS = [
         "bermo",
         "mix_layers | finetune",
         BERMO,
-        "Read a learned mixture of all layers; the paper's MNLI, QQP and SQuAD numbers, its own BERT's too, lie well "
-        "under what BERT-base usually reaches.",
+        "Read a learned mixture of all layers; the paper's MNLI, QQP and SQuAD scores, also those of its own BERT, are "
+        "well below what BERT-base usually reaches.",
         published(
             f"tables of {BERMO}",
             sst2={"accuracy": 92.43},
@@ -57,20 +57,20 @@ ROWS = [
         "half",
         "finetune | drop_layers(0.5, which='even') | distill + train(epochs=3)",
         "Sanh et al. 2019, DistilBERT, arXiv:1910.01108, for keeping evenly spaced layers; here on the task alone",
-        "Keep every second layer of the fine-tuned encoder, then distil it from the whole one.",
+        "Keep every second layer of the fine-tuned encoder, then distil the whole encoder into it.",
         unpublished("published students of this depth were distilled on a large corpus first"),
     ),
     Preset(
         "kd6",
         "finetune | drop_layers(6, which='first') | distill + train(epochs=3)",
         "Hinton et al. 2015, Distilling the Knowledge in a Neural Network, arXiv:1503.02531",
-        "Keep the first six layers of the fine-tuned encoder, then distil its logits.",
+        "Keep the first six layers of the fine-tuned encoder, then distil its logits into them.",
         unpublished("no checked table of plain logit distillation into this student"),
     ),
     Preset(
         "gmp10",
         f"finetune | magnitude(0.1) + distill(alpha=0.9) + {SIX}",
-        f"Zhu and Gupta 2017, To prune, or not to prune, arXiv:1710.01878; numbers from {SANH}",
+        f"Zhu and Gupta 2017, To prune, or not to prune, arXiv:1710.01878; scores from {SANH}",
         "Gradually keep the largest 10 % of the encoder's weights while distilling; the published run starts from the "
         "pretrained encoder, this one from the fine-tuned.",
         published(
@@ -97,8 +97,9 @@ ROWS = [
         "soft10",
         f"finetune | soft_movement(pull=200) + distill(alpha=0.9) + {SIX}",
         SANH,
-        "Keep the weights whose learned scores stay above a threshold, under a pull on all scores, while distilling; "
-        "how many stay follows from the pull. The published run, about 10 %, starts from the pretrained encoder.",
+        "Keep the weights whose learned scores stay above a threshold, under a penalty on all scores, while "
+        "distilling; the penalty decides how many are kept. The published run keeps about 10 % and starts from the "
+        "pretrained encoder.",
         published(
             SANH_TABLE,
             mnli={"accuracy": 81.2, "accuracy_mm": 81.8},
@@ -109,9 +110,9 @@ ROWS = [
     Preset(
         "l0-masks",
         f"finetune | l0(pull=50) + distill(alpha=0.9) + {SIX}",
-        f"Louizos et al. 2018, arXiv:1712.01312; numbers from {SANH}",
-        "Random masks whose chance to be open is learned, while distilling; how many stay follows from the pull. The "
-        "published run, 10 %, starts from the pretrained encoder.",
+        f"Louizos et al. 2018, arXiv:1712.01312; scores from {SANH}",
+        "Random masks whose probability to be open is learned under a penalty, while distilling; the penalty decides "
+        "how many weights are kept. The published run keeps 10 % and starts from the pretrained encoder.",
         published(
             SANH_TABLE,
             mnli={"accuracy": 78.7, "accuracy_mm": 79.7},
@@ -124,8 +125,8 @@ ROWS = [
         "finetune | movement(0.1, train_weights=False, begin=0.0, lr=2e-2) + distill(alpha=0.9) "
         "+ train(epochs=12, batch=64)",
         JIANG,
-        "Learn which 10 % of the weights to keep and leave the weights themselves as they are. The published run, "
-        "SMP-S, takes the share of each matrix from the sizes of its weights, pulls on scores, and reads classes from "
+        "Learn which 10 % of the weights to keep, without training the weights themselves. The published run, SMP-S, "
+        "takes the share of each matrix from the sizes of its weights, penalises scores, and predicts classes through "
         "word embeddings.",
         published(
             f"README of the code of {JIANG}",
@@ -146,8 +147,8 @@ ROWS = [
         "obert10",
         "finetune | second_order(0.1, begin=0.07, finish=0.87) + distill(alpha=1.0) + train(epochs=30, lr=5e-5)",
         KURTIC,
-        "Remove in a few events the weights that the loss misses least, by its curvature, and let the others make up "
-        "for them, while distilling. The published learning rate goes down anew after each event; ours goes down once.",
+        "Prune in a few events the weights whose removal raises the loss least, by its curvature, and correct the "
+        "others for it, while distilling. The published learning rate restarts after each event; ours decays once.",
         published(
             f"README of the code of {KURTIC}",
             mnli={"accuracy": 83.79, "accuracy_mm": 84.35},
@@ -159,21 +160,21 @@ ROWS = [
         "ticket30",
         "lottery(0.3)",
         "Chen et al. 2020, The Lottery Ticket Hypothesis for Pre-trained BERT Networks, arXiv:2007.12223",
-        "Train, prune the smallest tenth, go back to the pretrained weights, seven times; then train the 30 % left.",
-        unpublished("the paper's numbers are at another density for every task"),
+        "Train, prune the smallest tenth, go back to the pretrained weights, seven times; then train the 30 % kept.",
+        unpublished("the paper's scores are at another density for every task"),
     ),
     Preset(
         "reweighted",
         "rpp + train(epochs=3) | finetune",
         "Guo et al. 2019, Reweighted Proximal Pruning, arXiv:1909.12486",
-        "Shrink small weights to zero beside the optimiser, then train what is left.",
+        "Shrink small weights to zero after each optimiser step, then train the rest.",
         unpublished("the paper prunes while pretraining, which this does not"),
     ),
     Preset(
         "deleted30",
         "delete_information(0.3) | finetune",
         "Gordon, Duh and Andrews 2020, Compressing BERT, arXiv:2002.08307",
-        "A control: zero the smallest weights once and let them grow back, so that only what they knew is gone.",
+        "A control: zero the smallest weights once and let them grow back, so that only what they had learned is lost.",
         unpublished("the paper deletes after further pretraining, which this does not"),
     ),
     Preset(
@@ -181,12 +182,12 @@ ROWS = [
         "finetune | quantize(8)",
         "Zafrir et al. 2019, Q8BERT, arXiv:1910.06188, without its quantisation-aware training",
         "Fine-tune, then store every weight, embeddings included, as int8.",
-        unpublished("published int8 numbers are of quantisation-aware training, which this is not"),
+        unpublished("published int8 scores are of quantisation-aware training, which this is not"),
     ),
     Preset(
         "half-int8",
         "half | quantize(8)",
-        "the presets half and int8 together",
+        "the presets half and int8 combined",
         "Half the layers, distilled, then int8 weights.",
         unpublished("a combination of ours"),
     ),
@@ -206,8 +207,8 @@ ROWS = [
         "kd-pruned",
         f"{FROM_THE_START} | mix_layers + movement(0.1) + distill(alpha=0.9) + {SIX}",
         BERMO,
-        "Go back to the pretrained encoder, read a mixture of all its layers, keep the 10 % of the weights that move "
-        "away from zero, and learn from the fine-tuned one; the head begins as its teacher's.",
+        "From the pretrained encoder, with a mixture of all its layers: keep the 10 % of the weights that move away "
+        "from zero, while distilling the fine-tuned encoder; the head starts as the teacher's.",
         published(
             f"Table 5 of {BERMO}, whose QQP columns are swapped there",
             mnli={"accuracy": 76.82, "accuracy_mm": 77.31},
@@ -227,29 +228,29 @@ ROWS = [
         "pruned3",
         _close(0.03, weight=100.0),
         CLOSE,
-        "The same at 3 %, with the states held closer still.",
+        "pruned10 at 3 %, with hidden states held closer still to the dense model's.",
         unpublished("a combination of ours; docs/pruning.md has it on SST-2"),
     ),
     Preset(
         "trimmed10",
         f"trim_vocabulary(size=7000) | {_close(0.1, weight=10.0)}",
         CLOSE,
-        "pruned10 of a model that knows only the 7,000 most frequent word pieces of the training texts: once layers "
-        "are pruned, most of what is left are word embeddings.",
+        "pruned10 of a model with only the 7,000 most frequent word pieces of the training texts: once layers are "
+        "pruned, most parameters left are word embeddings.",
         unpublished("a combination of ours"),
     ),
     Preset(
         "trimmed20",
         f"trim_vocabulary(size=7000) | {_close(0.2, weight=10.0)}",
         CLOSE,
-        "The same with 20 % of the weights, a quarter of the numbers of most encoders.",
+        "trimmed10 with 20 % of the weights: a quarter of the parameters of most encoders.",
         unpublished("a combination of ours"),
     ),
     Preset(
         "trimmed3",
         f"trim_vocabulary(size=7000) | {_close(0.03, weight=100.0)}",
         CLOSE,
-        "pruned3 with as few word pieces.",
+        "pruned3 with the same 7,000 word pieces.",
         unpublished("a combination of ours"),
     ),
 ]

@@ -31,12 +31,12 @@ def _zhao(width: int, about: str, **numbers: Any) -> Preset:
         "| share_projections(words=True) + distill(alpha=0.9) + train(epochs=10, lr=2e-4)",
         f"{ZHAO}, arXiv:1909.11687",
         f"Twelve layers {width} wide and a vocabulary of 4,928 pieces, with weights and word embeddings pulled towards "
-        f"the teacher's, projected down by matrices that all layers share; {about} As published, the teacher guesses "
-        "hidden words while a second vocabulary cuts every other word, and the student reads with that one alone. The "
-        "published teacher and student learn this at once, on a large corpus, and the student, which begins anew, is "
-        "only then fine-tuned, without a teacher. Ours come one after the other: first the teacher, for an epoch of "
-        "the task's own texts; then the student, cut out of the fine-tuned teacher, which stays as it is and whose "
-        "answers are learned too.",
+        f"the teacher's, projected down by matrices that all layers share; {about} As published, the teacher predicts "
+        "masked words while half of all words are split by a second, small vocabulary, the only one of the student. "
+        "The published teacher and student learn this together, on a large corpus; the student starts from random "
+        "weights and is then fine-tuned without a teacher. Ours learn one after the other: first the teacher, for an "
+        "epoch of the task's own texts; then the student, cut out of the fine-tuned teacher, which is not changed and "
+        "whose predictions are learned too.",
         published(f"Table 3 of {ZHAO}", split="test", **numbers),
     )
 
@@ -50,12 +50,12 @@ ROWS = [
         "+ train(epochs=10, lr=3e-4, dropout=0.0) "
         "| distill(teacher='teacher', alpha=0.5, temperature=1.0) + train(epochs=10, lr=1e-4)",
         "Sun et al. 2020, MobileBERT, arXiv:2004.02984",
-        "24 thin layers between bottlenecks learn from the teacher's layers, one after the other, then its answers and "
-        "the labels in equal parts. The published teacher is as deep and as wide between layers, so that feature maps, "
-        "their means and variances and attention compare as they are; ours is any model, so a map of its own leads "
-        "from each layer to the teacher's, and how queries and how keys relate stands for attention. Theirs learns "
-        "on a large corpus, with other learning rates for layers that wait and layers that are done. "
-        "student(model='google/mobilebert-uncased') takes the published one.",
+        "24 thin layers between bottlenecks learn from the teacher's layers, one after the other, then its predictions "
+        "and the labels in equal parts. The published teacher has the same depth and the same width between layers, so "
+        "hidden states, their means and variances, and attention are compared directly; ours may be any model, so each "
+        "layer has its own linear map to the teacher's, and relations of queries and of keys replace attention. Theirs "
+        "learns on a large corpus, with other learning rates for layers before and after their turn. "
+        "student(model='google/mobilebert-uncased') takes the published student.",
         published(
             "Table 3 of the paper as submitted",
             model="IB-BERT",
@@ -94,9 +94,9 @@ ROWS = [
         "+ distill(teacher='teacher') + train(epochs=6, lr=5e-5)",
         "Tian et al. 2019, WaLDORf, arXiv:1912.06638",
         "Eight thinner layers over a sequence half as long, made by a strided convolution and spread over all tokens "
-        "again, learn the teacher's hidden states, its scores and the labels, on two changed copies of each text "
-        "beside it. The published teacher is ALBERT-xxlarge, and attention is aligned too, which layers that read "
-        f"joined tokens cannot be here. {NEAREST}",
+        "again, learn the teacher's hidden states, its scores and the labels, on each text and two changed copies of "
+        "it. The published teacher is ALBERT-xxlarge, and attention is aligned too; here it cannot be, since the "
+        f"layers read joined tokens. {NEAREST}",
         unpublished(f"only relative numbers are known: 4.4 times smaller, 93 % of the teacher on SQuAD, by {PRIMER}"),
     ),
     Preset(
@@ -105,27 +105,27 @@ ROWS = [
         "| unlabelled + distill(teacher='teacher', alpha=1.0, temperature=1.0, metric='ce') "
         "+ train(epochs=10, lr=1e-4)",
         "Tsai et al. 2019, Small and Practical BERT Models for Sequence Labeling, arXiv:1909.00100",
-        "Three layers 256 wide for tagging learn the teacher's answers on first pieces of words, without labels. The "
-        "published student is pretrained, and sees more text without labels, in 48 languages; unlabelled('more.txt') "
-        "brings more here.",
+        "Three layers 256 wide for tagging learn the teacher's predictions for first pieces of words, without labels. "
+        "The published student is pretrained, and sees more texts without labels, in 48 languages; "
+        "unlabelled('more.txt') adds texts here.",
         unpublished(f"only relative numbers are known: 6 times smaller, 98 % of the teacher, by {PRIMER}"),
     ),
     Preset(
         "bilstm",
         _lstm(""),
         TANG,
-        "A one-layer LSTM read from both ends learns the teacher's scores by their mean square, on twenty changed "
-        "copies of each text beside it: words hidden, and one to five words in a row. Pairs of texts are read one by "
-        "one. The published optimiser is Adadelta, words are word2vec's, and some are replaced by others of the same "
-        "part of speech, which ours are not.",
+        "A one-layer bidirectional LSTM learns the teacher's scores by mean squared error, on each text and twenty "
+        "changed copies of it: some words masked, or one to five words in a row kept. Pairs of texts are read one by "
+        "one. The published run uses Adadelta and word2vec embeddings, and also replaces words by others of the same "
+        "part of speech; ours does not.",
         unpublished(f"the paper's table could not be checked; 110 times smaller, 91 % of the teacher, by {PRIMER}"),
     ),
     Preset(
         "bilstm-trimmed",
         f"trim_vocabulary(size=7000) | {_lstm('(embed=128)')}",
         TANG,
-        "bilstm of a teacher that knows the 7,000 most frequent word pieces of the training texts, and these in 128 "
-        "numbers each, their main directions: an LSTM is small, and nearly all of bilstm are word embeddings. About 25 "
+        "bilstm with only the 7,000 most frequent word pieces of the training texts, in the teacher too, and their "
+        "embeddings reduced to 128 dimensions, since nearly all parameters of bilstm are word embeddings. About 25 "
         "times fewer parameters than a BERT 384 wide, 80 times fewer than BERT-base.",
         unpublished("a combination of ours"),
     ),
@@ -133,7 +133,7 @@ ROWS = [
         "bilstm-tiny",
         f"trim_vocabulary(size=5000) | {_lstm('(width=100, inner=100, embed=80)')}",
         TANG,
-        "The same with 5,000 pieces of 80 numbers and an LSTM 100 wide: about 60 and 190 times fewer.",
+        "bilstm-trimmed with 5,000 pieces of 80 dimensions and an LSTM 100 wide: about 60 and 190 times fewer.",
         unpublished("a combination of ours"),
     ),
 ]
