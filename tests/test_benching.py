@@ -57,7 +57,7 @@ def test_the_table_says_what_is_multiplied(folders):
     record = bench([plain, replace(plain, name="few", runs="onnxruntime", precision=said)], lengths=[8], seconds=0)
     table, calls = bench_table(record), record["rows"][0]["repeats"]
     assert list(table.columns[1].cells) == ["torch", f"onnxruntime, {said}"]
-    assert table.caption == f"p50, p95 and p99 are of {calls} timed calls a line."
+    assert table.caption == f"p50, p95 and p99 are of {calls} timed calls per line."
     assert "VNNI" not in bench_table(record).caption
     record["variants"]["few"]["exact"] = False
     assert bench_table(record).caption.splitlines() == [table.caption, INEXACT]

@@ -11,7 +11,7 @@ from smallbert.measuring.collapse import COLLAPSES, find_collapse
 
 NOTHING = {  # predictions that say nothing, and a word of the sentence about them
     "classify": (lambda rows: np.zeros(len(rows), int), "one class"),
-    "regress": (lambda rows: np.full(len(rows), 0.3), "same number"),
+    "regress": (lambda rows: np.full(len(rows), 0.3), "same value"),
     "tag": (lambda rows: [[0] * len(labels) for labels in rows.labels], "one class"),
     "answer": (lambda rows: ["nothing of it"] * len(rows), "F1"),
 }

@@ -207,7 +207,7 @@ def test_a_model_whose_head_can_be_scored_is_the_baseline(start, tmp_path, label
     assert pick_baseline(cards) is cards[0]
     saved = load_folder(next(tmp_path.glob("models/*identity*")))
     assert saved.head.labels == (["good", "bad"] if labels[0] == "good" else ["bad", "good"])
-    noted = "the head's classes bad, good are taken for 0, 1" in cards[1]["trained"]["notes"]
+    noted = "the head's classes bad, good are read as 0, 1" in cards[1]["trained"]["notes"]
     assert noted == (labels[0] == "0")
 
 

@@ -197,7 +197,7 @@ def test_many_classes_are_told_by_their_commonest_mistakes():
     assert found["models"][1]["confusion"] is None and found["positive"] is None
     assert found["models"][1]["confused"] == [["c1", "c3", 4], ["c2", "c3", 4]]
     tables = {sheet.title: sheet for sheet in sheets(found)}
-    assert tables["The commonest mistakes"].rows == [["c1", "c3", "-", "4"], ["c2", "c3", "-", "4"]]
+    assert tables["The most frequent mistakes"].rows == [["c1", "c3", "-", "4"], ["c2", "c3", "-", "4"]]
     assert tables["Class by class"].rows[0][0] == "c1" and "12 of 40" in tables["Class by class"].notes[0]
 
 
@@ -282,7 +282,7 @@ def test_unanswerable_questions_have_rows_of_their_own(trained):
     assert found["models"][0]["unanswerable"] == pytest.approx(100 * 8 / 24)
     said = [each["a"] for each in found["predictions"]]
     assert found["models"][0]["silent"] == pytest.approx(100 * said.count("") / 24)
-    assert "says nothing, % (33.3 have no answer)" in screen(found)
+    assert "predicted no answer, % (33.3 have no answer)" in screen(found)
 
 
 def test_a_model_against_itself(trained):
@@ -305,7 +305,7 @@ def test_classes_in_another_order_are_brought_into_the_tasks(trained):
     assert found["overlap"]["agree"] == 100.0 and found["notes"] == []
     turned.head.labels = ["1", "2", "3"]
     found = find_errors(one, Start(turned, "turned", "x"), toy_task("pair"), device="cpu")
-    assert found["notes"] == ["B's classes 1, 2, 3 are taken for bad, good, none"]
+    assert found["notes"] == ["B's classes 1, 2, 3 are read as bad, good, none"]
     turned.head.labels = ["x", "y", "z"]
     with pytest.raises(UserError, match=r"B, turned: .* classes named x, y, z where toy pair has bad, good, none"):
         find_errors(one, Start(turned, "turned", "x"), toy_task("pair"), device="cpu")
@@ -317,7 +317,7 @@ def test_other_tokenizers_are_told(trained):
     other.tokenizer = make_encoder("bert").tokenizer
     other.tokenizer.backend_tokenizer.normalizer = None
     found = find_errors(one, Start(other, "other", "x"), toy_task("pair"), device="cpu")
-    assert "cut texts into tokens in different ways" in found["notes"][0]
+    assert "tokenise differently" in found["notes"][0]
 
 
 def test_a_diverged_model_is_refused(trained):
@@ -325,7 +325,7 @@ def test_a_diverged_model_is_refused(trained):
     broken = one.encoder.copy()
     with torch.no_grad():
         broken.head.out.bias.fill_(float("nan"))
-    with pytest.raises(UserError, match=r"^B, broken: it answers with something else than numbers"):
+    with pytest.raises(UserError, match=r"^B, broken: its outputs are not finite numbers"):
         find_errors(one, Start(broken, "broken", "x"), toy_task("pair"), device="cpu")
 
 
@@ -414,7 +414,7 @@ def test_a_model_made_for_something_else_is_told(place):
     found = find_errors(start_from(str(place / "good")), start_from(str(place / "good")), other, device="cpu")
     assert "A was made for reviews, not for elsewhere" in found["notes"]
     good, same = start_from(str(place / "good")), load_task(str(place / "reviews"))
-    told = "A was made with texts cut at the usual length, and is asked here with texts cut at 8 tokens"
+    told = "A was made with texts cut at the usual length, and is run here with texts cut at 8 tokens"
     assert told in find_errors(good, good, same, length=8, device="cpu")["notes"]
     assert not any("was made" in note for note in find_errors(good, good, same, device="cpu")["notes"])
 

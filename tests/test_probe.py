@@ -329,7 +329,7 @@ def test_probe_from_end_to_end_and_again(call, model, data, tmp_path, monkeypatc
     words = ["probe", model, "--tasks", "all", "--data", data, "--out", tmp_path / "out", "--seeds", "0,1"]
     code, out, error = call(*words)
     assert code == 0 and "tense" in out and "subj" in out and "selectivity" in out, error
-    assert "60 of 60 texts scored on test stand in train too" not in error
+    assert "60 of 60 texts scored on test are in train too" not in error
     result = json.loads((tmp_path / "out" / "probe.json").read_text())
     assert [entry["task"] for entry in result["tasks"]] == ["tense", "subj"] and result["layers"] == 2
     entry = result["tasks"][0]
@@ -460,7 +460,7 @@ def test_the_page_says_what_the_numbers_do_not(found):
     result = {"model": "m", "layers": DEPTH - 1, "pool": "mean", "seeds": [0, 1], "parts": ["layers", "mixture"]}
     result |= {"tasks": [entry], "command": "smallbert probe m"}
     said = warnings(result)
-    assert said[0] == "a|b: 7 of 10 texts scored on test stand in train too" and "nearly uniform" in said[1]
+    assert said[0] == "a|b: 7 of 10 texts scored on test are in train too" and "nearly uniform" in said[1]
     page = render_markdown(result)
     assert all(warning in page for warning in said) and "a\\|b" in page and "(2.0 ± 0.0)" in page
     widths = {len(re.findall(r"(?<!\\)\|", line)) for line in page.splitlines() if line.startswith("| ")}
@@ -469,7 +469,7 @@ def test_the_page_says_what_the_numbers_do_not(found):
     unsure = {**entry, "mixture": {**entry["mixture"], "cumulative": describe_ladder([[50, 51]], [2, 2])}}
     assert "above the noise" in warnings({**result, "tasks": [unsure]})[-1]
     stuck = {**entry, "mixture": {**entry["mixture"], "score": {"mean": 40.0, "sd": None}}}
-    assert "did not find what the best layer knows" in "".join(warnings({**result, "tasks": [stuck]}))
+    assert "scores below the best layer" in "".join(warnings({**result, "tasks": [stuck]}))
 
 
 def test_the_picture_marks_the_best_layer_and_the_centre(found):

@@ -26,7 +26,9 @@ def bench(
     batch: Annotated[str, typer.Option("--batch", help="Batch size, or several: 1,8.")] = "1",
     length: Annotated[str, typer.Option("--length", help="Tokens per text, or several: 32,128.")] = "32",
     threads: Annotated[str, typer.Option("--threads", help="Threads, or several: 1,4.")] = "1",
-    seconds: Annotated[float, typer.Option("--seconds", help="Seconds to time each model at each setting.", min=0)] = 2.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", help="Seconds to time each model at each setting.", min=0)
+    ] = 2.0,
     task: Annotated[str | None, typer.Option("--task", help="Also score the models, on this task.")] = None,
     split: Annotated[str, typer.Option("--split", help="Which split to score on: train, dev or test.")] = "dev",
     max_drop: Annotated[

@@ -33,7 +33,9 @@ def errors(
     out: Annotated[
         str | None, typer.Option("--out", help="A folder for errors.json, errors.md and errors.png.")
     ] = None,
-    examples: Annotated[int, typer.Option("--examples", help="How many examples to show of those on which they differ most.")] = 10,
+    examples: Annotated[
+        int, typer.Option("--examples", help="How many examples to show of those on which they differ most.")
+    ] = 10,
     positive: Annotated[
         str | None,
         typer.Option("--positive", help="The positive class (of two, the second, or the one that the other negates)."),

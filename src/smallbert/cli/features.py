@@ -34,9 +34,13 @@ Folder = Annotated[str, typer.Argument(help="A folder written by features build.
 def build(
     model: Model,
     task: TaskName,
-    out: Annotated[str, typer.Option("--out", help="The folder to write; to continue after a stop, repeat the command.")],
+    out: Annotated[
+        str, typer.Option("--out", help="The folder to write; to continue after a stop, repeat the command.")
+    ],
     split: Split = "train",
-    layers: Annotated[str, typer.Option("--layers", help="all, or layers such as 0,6,12; 0 is the embedding output.")] = "all",
+    layers: Annotated[
+        str, typer.Option("--layers", help="all, or layers such as 0,6,12; 0 is the embedding output.")
+    ] = "all",
     tokens: Annotated[str, typer.Option("--tokens", help="all, the first, or mean: the average of all.")] = "all",
     dtype: Annotated[str, typer.Option("--dtype", help="float32, float16 or int8 (one scale per token).")] = "float16",
     data: Data = None,
@@ -102,7 +106,9 @@ def check(folder: Folder, json: Json = False) -> None:
         if json:
             print_json({"folder": folder, "shards": len(store.about["shards"]), "wrong": wrong})
         else:
-            say.show(f"{len(wrong)} of {len(store.about['shards'])} shards are damaged" if wrong else "all shards are intact")
+            say.show(
+                f"{len(wrong)} of {len(store.about['shards'])} shards are damaged" if wrong else "all shards are intact"
+            )
     if wrong:
         raise typer.Exit(1)
 

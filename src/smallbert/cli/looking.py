@@ -102,7 +102,8 @@ def export(
         str | None, typer.Option("--task", help="Check on texts of this task too, not only on built-in sentences.")
     ] = None,
     calibrate: Annotated[
-        str | None, typer.Option("--calibrate", help="onnx-int8: fix input ranges, found on training texts of this task.")
+        str | None,
+        typer.Option("--calibrate", help="onnx-int8: fix input ranges, found on training texts of this task."),
     ] = None,
     max_difference: Annotated[
         float | None,

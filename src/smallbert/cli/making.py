@@ -178,7 +178,9 @@ def evaluate(
 
 def compare(
     model: ModelOrFamily = None,
-    presets: Annotated[str | None, typer.Option("--presets", help="Names with commas, such as half,int8, or all.")] = None,
+    presets: Annotated[
+        str | None, typer.Option("--presets", help="Names with commas, such as half,int8, or all.")
+    ] = None,
     recipes: Annotated[
         str | None, typer.Option("--recipes", help="Recipes with ; between them; {…} and maybe() try each choice.")
     ] = None,

@@ -18,7 +18,9 @@ Model = Annotated[str, typer.Argument(help="A hub name, a folder, or all-MiniLM-
 TaskName = Annotated[
     str, typer.Option("--task", help="A task (see `smallbert list tasks`), or your own file or folder of data.")
 ]
-ModelOrFamily = Annotated[str | None, typer.Argument(help="A hub name or a folder; with --tiny, a family.", metavar="MODEL")]
+ModelOrFamily = Annotated[
+    str | None, typer.Argument(help="A hub name or a folder; with --tiny, a family.", metavar="MODEL")
+]
 Again = Annotated[bool, typer.Option("--again", help="Run again what failed.")]
 OneTask = Annotated[str | None, typer.Option("--task", help="A task, or your own file or folder of data.")]
 Split = Annotated[str, typer.Option("--split", help="Which split: train, dev or test.")]
@@ -29,7 +31,9 @@ Text = Annotated[str | None, typer.Option("--text", help="Your data: the column 
 Pair = Annotated[str | None, typer.Option("--pair", help="Your data: the column of the second text.")]
 Label = Annotated[str | None, typer.Option("--label", help="Your data: the column of the label.")]
 Kind = Annotated[str | None, typer.Option("--kind", help="Your data: classify, regress, tag or answer.")]
-Examples = Annotated[int | None, typer.Option("--examples", help="Train on this many examples, sampled evenly by class.")]
+Examples = Annotated[
+    int | None, typer.Option("--examples", help="Train on this many examples, sampled evenly by class.")
+]
 Length = Annotated[int | None, typer.Option("--length", help="Truncate texts to this many tokens.")]
 Seed = Annotated[int, typer.Option("--seed", help="Random seed.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; by default cuda if there is one.")]

@@ -23,9 +23,13 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
     batch: Annotated[int, typer.Option("--batch", help="Texts in a batch, of any requests.", min=1)] = 32,
-    wait_ms: Annotated[float, typer.Option("--wait-ms", help="Milliseconds a text waits for others to join its batch.", min=0)] = 2.0,
+    wait_ms: Annotated[
+        float, typer.Option("--wait-ms", help="Milliseconds a text waits for others to join its batch.", min=0)
+    ] = 2.0,
     threads: Annotated[int | None, typer.Option("--threads", help="Threads of the model (all cores).", min=1)] = None,
-    queue: Annotated[int, typer.Option("--queue", help="Texts waiting or running; beyond that, answer 503.", min=1)] = 1024,
+    queue: Annotated[
+        int, typer.Option("--queue", help="Texts waiting or running; beyond that, answer 503.", min=1)
+    ] = 1024,
     max_texts: Annotated[int, typer.Option("--max-texts", help="Most texts in one request.", min=1)] = 64,
     max_body: Annotated[int, typer.Option("--max-body", help="Most bytes in one request.", min=1)] = 1_000_000,
     length: Annotated[int | None, typer.Option("--length", help="Truncate texts to this many tokens.", min=3)] = None,

@@ -48,7 +48,9 @@ def tune(
     out: Annotated[str, typer.Option("--out", help="Where records, cards and the report go.")] = "smallbert-tune",
     storage: Annotated[
         str | None,
-        typer.Option("--storage", help="A database: sqlite:///FILE (default: in --out), or a server for several machines."),
+        typer.Option(
+            "--storage", help="A database: sqlite:///FILE (default: in --out), or a server for several machines."
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="The search's name in the storage.")] = None,
     jobs: Annotated[

@@ -89,17 +89,17 @@ def _notes(starts: tuple[Start, Start], answers: list[Answers], task: Task) -> l
         if card and card["task"] != task.name:
             notes.append(f"{side} was made for {card['task']}, not for {task.name}")
         elif card and (made := _cut(card["task_note"])) != (here := _cut(task.note)):
-            notes.append(f"{side} was made with {made}, and is asked here with {here}")
+            notes.append(f"{side} was made with {made}, and is run here with {here}")
         notes += [f"{side}: {note}" for note in note_unread(start.encoder.head, own.tokens)]
         if card and card["status"] != "ok":
             notes.append(f"the training of {side} {card['status']}: {card['why']}")
         if task.labels and sorted(plain_names(labels)) != sorted(plain_names(task.labels)):
             if not same_labels(labels, task.labels):
-                notes.append(f"{side}'s classes {', '.join(labels)} are taken for {', '.join(task.labels)}")
+                notes.append(f"{side}'s classes {', '.join(labels)} are read as {', '.join(task.labels)}")
         notes += [f"{side}: {note}" for note in own.notes]
     keys = [tokenizer_key(start.encoder.tokenizer) for start in starts]
     if keys[0] != keys[1]:
-        notes.append("the two cut texts into tokens in different ways; each length in tokens is the model's own")
+        notes.append("the two tokenise differently; each length in tokens is by the model's own tokenizer")
     if starts[0].fingerprint == starts[1].fingerprint:
         notes.append("A and B are the same model")
     return notes

@@ -149,13 +149,13 @@ def best(cards: Sequence[Card], budget: Budget | None = None) -> Choice:
     good = [card for card in rows if card["status"] == "ok" and number(card, "score") is not None]
     if not good:
         ended = ", ".join(f"{names[id(card)]}: {status_of(card)}" for card in rows) or "there are no cards"
-        return Choice(None, f"No model can be named, since no run went well ({ended}).")
+        return Choice(None, f"No model can be chosen, since no run ended ok ({ended}).")
     within = f" within {budget.in_words()}" if budget else f" of {len(rows)}" if len(rows) > 1 else ""
     fitting = [card for card in good if budget is None or budget.fits(card)]
     if budget is not None and not fitting:
         near = min(good, key=lambda card: (budget.excess(card), len(budget.why_not(card)), -_score(card)))
         broken = ", and ".join(budget.why_not(near))
-        return Choice(None, f"No model keeps{within}; the nearest is {_told(near, names)}, but {broken}.")
+        return Choice(None, f"No model is{within}; the nearest is {_told(near, names)}, but {broken}.")
     top = max(fitting, key=lambda card: (_score(card), -_size(card)))
     level = [card for card in fitting if _score(card) >= _score(top) - standard_error(top)]
     smallest = min(map(_size, level))
@@ -208,7 +208,7 @@ def _limit(name: str, sign: str, digits: str, unit: str, metrics: Sequence[str])
         return Limit(name, sign, value if unit or abs(value) > 1 else value * 100)  # 0.90 and 90 mean the same
     if name not in MEASURES:
         names = [*MEASURES, *metrics]
-        raise UserError(f"a budget has no limit called {name!r}.{did_you_mean(name, names)}{known(names)}")
+        raise UserError(f"a budget has no measure called {name!r}.{did_you_mean(name, names)}{known(names)}")
     units = MEASURES[name].units
     if unit.lower() not in units:
         examples = ", ".join(f"{name}{sign}{digits}{written}" for written in _written_units(name))

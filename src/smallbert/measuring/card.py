@@ -54,7 +54,7 @@ FIELDS: dict[str, Field] = {
         True,
     ),
     "parameters": Field(
-        "numbers in the model",
+        "parameters in the model",
         (dict, _NOTHING),
         ("total", "non_embedding", "non_zero", "encoder", "encoder_non_zero"),
         True,

@@ -75,9 +75,9 @@ def _collapse_of_numbers(task: Task, guess: np.ndarray, sample: Split) -> str:
     if not np.ptp(gold):
         return ""
     if not np.ptp(guess):
-        return "it gives the same number to every text"
+        return "it predicts the same value for every text"
     pearson = float(np.corrcoef(guess, gold)[0, 1])
-    return f"predictions have nothing to do with the labels (Pearson {pearson:.2f})" if abs(pearson) < 0.1 else ""
+    return f"predictions are not correlated with the labels (Pearson {pearson:.2f})" if abs(pearson) < 0.1 else ""
 
 
 def _collapse_of_answers(task: Task, guess: Any, sample: Split) -> str:

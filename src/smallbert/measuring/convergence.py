@@ -30,7 +30,7 @@ class Convergence(NamedTuple):
     def sentence(self) -> str:
         """All of it in words."""
         if self.plateau.value is None or self.one_at is None:
-            return f"{self.task}: {self.one} has no plateau, since no run at the largest number of epochs went well."
+            return f"{self.task}: {self.one} has no plateau, since no run at the largest number of epochs ended ok."
         error = self.plateau.error or 0.0
         less = f" less its standard error {error:.1f}" if error else ", one seed" if self.plateau.n == 1 else ""
         what = f"{self.one}'s {'last score, still rising' if self.rising else 'plateau'}"
@@ -42,7 +42,7 @@ class Convergence(NamedTuple):
             (self.one_at.at_most, self.other_at.at_most)
         )
         both = self.one_at.at_most and self.other_at.at_most
-        factor = "no factor, since both are there at the first" if both else f"factor {bound or ''}{self.factor:.2f}"
+        factor = "no factor, since both reach it at the first" if both else f"factor {bound or ''}{self.factor:.2f}"
         return f"{start} after {_epochs(self.other_at)}, {self.one} after {_epochs(self.one_at)}: {factor}{end}"
 
 

@@ -238,11 +238,7 @@ def _test(one: Answers, other: Answers, kind: str) -> Facts:
 
 def _verdict(p: float, better: str) -> str:
     said = f"p {'= ' + format(p, '.2g') if p >= 0.0001 else '< 0.0001'}"
-    return (
-        f"{said}: {better} is better by more than chance"
-        if p < CLEAR
-        else f"{said}: no difference can be told apart from chance"
-    )
+    return f"{said}: {better} is better by more than chance" if p < CLEAR else f"{said}: no difference beyond chance"
 
 
 def _example(row: int, one: Answers, other: Answers, task: Task, rows: Split) -> Facts:

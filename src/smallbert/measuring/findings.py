@@ -179,7 +179,7 @@ def conclude(cells: Sequence[Cell], setting: str | None = None) -> str:
     absent = sum(cell.count("failed", "not run") for cell in cells)
     said += f"; {absent} of {sum(len(cell.runs) for cell in cells)} runs failed or were not run" if absent else ""
     if len(tasks) == 1 and len(cells) > 1 and all(len(cell.runs) == 1 for cell in cells):
-        said += "; of one seed, which tests nothing"
+        said += "; one seed each, so nothing is tested"
     return f"{'' if setting is None else f'at {setting} = {last}: '}{said}."
 
 
@@ -204,7 +204,7 @@ def _scored(cell: Cell) -> str:
     ended, diverged = cell.count(*ENDS), cell.count("diverged")
     if len(cell.runs) == 1 and ended:
         return f"{brief(cell.all)}{', diverged' * diverged}"
-    return f"{brief(cell.all)} ({diverged} of {ended} diverged)" if ended else "no run came to an end"
+    return f"{brief(cell.all)} ({diverged} of {ended} diverged)" if ended else "no run finished"
 
 
 def _on_many(cells: Sequence[Cell], tasks: Sequence[str]) -> str:
@@ -216,10 +216,10 @@ def _on_many(cells: Sequence[Cell], tasks: Sequence[str]) -> str:
     how = ", beyond two standard errors of survivors or in how often it diverges" if tested else ""
     said = [f"Against {arms[0]}{how}: " + "; ".join(_beside(arm, own) for arm, own in pairs.items())] * bool(pairs)
     if tested:
-        chance = f"about {marks_by_chance(every):.1f} would be so by chance alone"
-        said.append(f"of {tested} comparisons that could be tested {chance}")
+        chance = f"about {marks_by_chance(every):.1f} would differ so by chance alone"
+        said.append(f"of {tested} comparisons tested, {chance}")
     elif every:
-        said.append("of one seed, which tests nothing")
+        said.append("one seed each, so nothing is tested")
     runs = {arm: [run for cell in cells if cell.arm == arm for run in cell.runs] for arm in arms}
     whole = [Cell("", arm, None, tuple(own)) for arm, own in runs.items()]
     if any(cell.count("diverged") for cell in whole):
@@ -231,7 +231,7 @@ def _beside(arm: str, pairs: Sequence[Pair]) -> str:
     """How one arm does against the first: on how many tasks it is better and worse, or by how much with one seed."""
     if all(pair.paired_survivors.n < 2 for pair in pairs):
         gains = ", ".join(_gain(pair) for pair in pairs if pair.paired_survivors.n)
-        return f"{arm} {gains}" if gains else f"{arm} has no pair"
+        return f"{arm} {gains}" if gains else f"{arm} has no paired seed"
     counts = []
     for word, sign in (("better", 1), ("worse", -1)):
         own = [pair for pair in pairs if pair.sign == sign]

@@ -43,7 +43,7 @@ def read_answers(encoder: Encoder, task: Task, split: str = "dev", say: Say | No
     stream = tokenise(encoder.tokenizer, rows, task.kind, usable_length(encoder, None, task))
     scores = read_scores(encoder, stream, say)
     if not all(np.isfinite(row).all() for row in scores):
-        raise UserError("it answers with something else than numbers (NaN), as a diverged model does; train it again")
+        raise UserError("its outputs are not finite numbers, as those of a diverged model; train it again")
     said = decide(scores, stream, task, rows)
     probabilities = _softmax(np.stack(scores)) if task.kind == "classify" else None
     good, right = _JUDGES[task.kind](task, rows, said, probabilities)

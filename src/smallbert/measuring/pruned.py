@@ -60,7 +60,7 @@ def note_zeros(card: Mapping[str, Any]) -> list[str]:
     if left is None or not left.is_pruned:
         return []
     stored, ran = ((latency or {}).get(key) for key in ("sparse_matrices", "sparse_products"))
-    how = f"{ran} of {stored} pruned matrices ran as sparse products" if stored else "all was multiplied densely"
+    how = f"{ran} of {stored} pruned matrices ran as sparse products" if stored else "all products were dense"
     how = "nothing was timed" if latency is None else f"in the time measured {how}"
     return [
         f"{left.layers:.1%} {LEFT_WHEN_MEASURED}, {left.whole:.1%} of the whole model; "

@@ -119,7 +119,7 @@ def note_names(labels: Sequence[str], task: Task) -> list[str]:
     """A note where classes are matched by their places alone, though they have names."""
     if same_labels(labels, task.labels):
         return []
-    return [f"the head's classes {', '.join(labels)} are taken for {', '.join(task.labels)}"]
+    return [f"the head's classes {', '.join(labels)} are read as {', '.join(task.labels)}"]
 
 
 def with_plain_head(encoder: Encoder) -> Encoder:

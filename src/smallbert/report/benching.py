@@ -39,7 +39,7 @@ def bench_table(record: dict[str, Any]) -> Any:
 def _caption(record: dict[str, Any]) -> str:
     """Of how many calls the percentiles are (of few, p99 is next to the slowest one), and which scores to mistrust."""
     few, many = (choose(row["repeats"] for row in record["rows"]) for choose in (min, max))
-    calls = f"p50, p95 and p99 are of {few:,}{'' if few == many else f' to {many:,}'} timed calls a line."
+    calls = f"p50, p95 and p99 are of {few:,}{'' if few == many else f' to {many:,}'} timed calls per line."
     return calls if all(one["exact"] for one in record["variants"].values()) else f"{calls}\n{INEXACT}"
 
 

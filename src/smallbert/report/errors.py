@@ -15,8 +15,8 @@ from smallbert.report.sheets import NONE
 
 SHORT = 280  # characters of a text in a list of examples
 CAUTION = (
-    "This compares two trained models, not two ways of making them: training again with another seed may turn it "
-    "around; `smallbert study` runs several."
+    "This compares two trained models, not two ways of making them: another training seed may reverse the result; "
+    "`smallbert study` runs several."
 )
 
 
@@ -26,12 +26,12 @@ def sentences(found: Facts) -> list[str]:
     one, other = _positives(found)
     unit = "words" if found["kind"] == "tag" else "examples"
     if one and other:
-        share = f"{one['share_said']:.1f} % of the {unit}, B to {other['share_said']:.1f} %"
-        said.append(f"A says {one['label']} to {share}; it is true of {one['share_true']:.1f} %.")
+        share = f"{one['share_said']:.1f} % of the {unit}, B for {other['share_said']:.1f} %"
+        said.append(f"A predicts {one['label']} for {share}; it is true of {one['share_true']:.1f} %.")
     if "both" in overlap:
         either = 100 * (1 - overlap["neither"] / found["examples"])
         told = f"Both are right on {overlap['both_right']:.1f} %, at least one on {either:.1f} %"
-        said.append(f"{told}; they answer {overlap['agree']:.1f} % of the {unit} alike.")
+        said.append(f"{told}; they agree on {overlap['agree']:.1f} % of the {unit}.")
     else:
         told = f"A is nearer on {overlap['a_nearer']:,} examples, B on {overlap['b_nearer']:,}"
         said.append(told + (f", {overlap['equal']:,} are equal." if overlap["equal"] else "."))
@@ -53,7 +53,7 @@ def example_lines(found: Facts, short: int | None = SHORT) -> list[tuple[str, li
     """Each example on which the two differ most: what is true and what both say, and its texts, cut if `short`."""
     made = []
     for one in found["most_different"]:
-        sides = ", ".join(f"{side} says {_said(one[side.lower()], found['kind'])}" for side in SIDES)
+        sides = ", ".join(f"{side} predicts {_said(one[side.lower()], found['kind'])}" for side in SIDES)
         texts = [" ".join(text) if isinstance(text, list) else " ".join(text.split()) for text in _texts(one)]
         cut = [text if short is None or len(text) <= short else f"{text[: short - 1].rstrip()}…" for text in texts]
         made.append((f"{one['id']}: {_shown(one['true'])} is true; {sides}", cut))
@@ -154,7 +154,7 @@ def page_section(found: Facts, prefix: str) -> Facts:
         "examples": example_lines(found),
         "measure": _measure(found),
         "caption": f"Every example is a dot, placed by {_measure(found)}; the diagonal is where both do equally well, "
-        "and dots that would hide each other are one larger dot.",
+        "and overlapping dots are merged into a larger one.",
         "command": found["command"],
     }
 
@@ -169,9 +169,9 @@ def _positives(found: Facts) -> tuple[Facts | None, Facts | None]:
 
 def _measure(found: Facts) -> str:
     return {
-        "classify": "the probability they give to the true class",
-        "regress": "how far they are from the truth",
-        "tag": "the share of words they get right",
+        "classify": "the probability of the true class",
+        "regress": "the distance from the truth",
+        "tag": "the share of words tagged right",
         "answer": "F1 with the nearest true answer",
     }[found["kind"]]
 

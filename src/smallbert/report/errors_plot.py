@@ -14,10 +14,10 @@ GRID = 100  # places on an axis; examples that share one are one dot, the larger
 DOT, LEAST, LARGEST = 16.0, 3.0, 400.0  # points²: a dot of one example, the least of it where there are many, the most
 MANY = 500  # examples; with more of them each gets a smaller dot
 AXES = {
-    "classify": "probability that {side} gives to the true class",
-    "regress": "how far {side} is from the truth",
+    "classify": "{side}'s probability of the true class",
+    "regress": "{side}'s distance from the truth",
     "tag": "share of words that {side} gets right",
-    "answer": "F1 of what {side} answers",
+    "answer": "F1 of {side}'s answers",
 }
 
 

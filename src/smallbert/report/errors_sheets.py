@@ -45,7 +45,7 @@ def _facts_sheet(found: Facts) -> Sheet:
         label = found["labels"].index(found["positive"])
         others = [name for name in found["labels"] if name != found["positive"]]
         add(
-            f"says {found['positive']}, % ({models[0]['classes'][label]['share_true']:.1f} are)",
+            f"predicted {found['positive']}, % ({models[0]['classes'][label]['share_true']:.1f} are)",
             "classes",
             label,
             "share_said",
@@ -55,23 +55,23 @@ def _facts_sheet(found: Facts) -> Sheet:
         if label != 1 or "f1" not in models[0]["scores"]:  # else it stands above, with its error
             add("F1", "classes", label, "f1")
         add(
-            f"right on {others[0]}, %" if len(others) == 1 else "others not called so, %",
+            f"right on {others[0]}, %" if len(others) == 1 else "right on the others, %",
             "classes",
             label,
             "right_on_others",
         )
     if kind == "regress":
-        rows.append(["mean distance from the truth", *map(_distance, models)])
-        add("mean of said - true", "bias", form="+.3f")
-        notes.append("nearer and farther: the halves of a model's own answers")
+        rows.append(["mean absolute error", *map(_distance, models)])
+        add("mean of predicted - true", "bias", form="+.3f")
+        notes.append("nearer and farther: the halves of a model's own predictions")
     if kind == "answer" and models[0]["unanswerable"]:
-        add(f"says nothing, % ({models[0]['unanswerable']:.1f} have no answer)", "silent")
-        add("exactly right where there is an answer, %", "right_on", "answerable")
+        add(f"predicted no answer, % ({models[0]['unanswerable']:.1f} have no answer)", "silent")
+        add("exact match where there is an answer, %", "right_on", "answerable")
         add("right where there is none, %", "right_on", "unanswerable")
     if kind == "classify":
-        add("how sure on average, %", "sure")
+        add("mean confidence, %", "sure")
         add("calibration error, points", "calibration_error")
-        notes.append("calibration error: how far being sure is from being right, mean over ten bins")
+        notes.append("calibration error: distance of confidence from accuracy, mean over ten bins (ECE)")
     for name in models[0]["lengths"]:
         rows.append([f"{name}, {right} and {wrong} ones (p)", *(_length(model["lengths"][name]) for model in models)])
     return Sheet(f"{found['task']}, {found['split']}, {found['examples']:,} examples", ["", *SIDES], rows, notes)
@@ -84,7 +84,7 @@ def _classes_sheet(found: Facts) -> Sheet:
     if len(pairs) > SOME:
         notes = [f"{SOME} of {len(pairs)} classes, those of most unlike recall first"]
         pairs = sorted(pairs, key=lambda pair: -abs((pair[0]["recall"] or 0) - (pair[1]["recall"] or 0)))[:SOME]
-    columns = {"says, %": "share_said", "recall": "recall", "precision": "precision", "F1": "f1"}
+    columns = {"predicted, %": "share_said", "recall": "recall", "precision": "precision", "F1": "f1"}
     rows = []
     for pair in pairs:
         numbers = [_number(each[key], ".1f") for key in columns.values() for each in pair]
@@ -99,16 +99,13 @@ def _confusion_sheets(found: Facts) -> list[Sheet]:
     if not labels:
         return []
     if len(labels) <= WIDE:
-        columns = ["true", *(f"says {label}" for label in labels)]
+        columns = ["true", *(f"predicted {label}" for label in labels)]
         rows = [[[label, *map(str, row)] for label, row in zip(labels, m["confusion"], strict=True)] for m in models]
-        return [
-            Sheet(f"{side}: what is true, and what it says", columns, own, [])
-            for side, own in zip(SIDES, rows, strict=True)
-        ]
+        return [Sheet(f"{side}: confusion matrix", columns, own, []) for side, own in zip(SIDES, rows, strict=True)]
     counts = [{(true, said): count for true, said, count in model["confused"]} for model in models]
     every = sorted(dict.fromkeys([*counts[0], *counts[1]]), key=lambda pair: -sum(each.get(pair, 0) for each in counts))
     listed = [[*pair, *(str(each.get(pair, NONE)) for each in counts)] for pair in every[:SOME]]
-    return [Sheet("The commonest mistakes", ["true", "said", *SIDES], listed, [])] if listed else []
+    return [Sheet("The most frequent mistakes", ["true", "predicted", *SIDES], listed, [])] if listed else []
 
 
 def _follow(facts: Any, path: tuple[Any, ...]) -> Any:

@@ -28,11 +28,11 @@ TITLES = {  # in the picture, and over a column
     "to_next": ("to the token after", "after"),
     "distance": ("tokens away", "away"),
     "entropy": ("entropy, nats", "entropy"),
-    "entropy_share": ("entropy, share of even", "of even"),
+    "entropy_share": ("entropy, share of uniform", "of uniform"),
 }
 READING = (
     "[SEP], [CLS], itself, before and after (the tokens next to it) are shares of attention; away is the mean distance "
-    "in tokens; entropy is in nats, and of even is its share of attending to the whole text alike."
+    "in tokens; entropy is in nats, and of uniform is its share of that of uniform attention to the whole text."
 )
 
 
@@ -156,7 +156,7 @@ def figure_of(found: dict[str, Any]) -> "Figure":
             axes.set_xticklabels([])
     look: dict[str, Any] = {"fontsize": 8.5, "color": COLOURS["muted"], "fontfamily": font_name()}
     told = "across: heads; up: layers, the last at the top; both count from 1"
-    told += "; each map has its own scale; even: what attending to the whole text alike gives" if panels else ""
+    told += "; each map has its own scale; uniform: the same attention to every token of the text" if panels else ""
     figure.text(LEFT / wide, 0.1 / high, told, **look)
     return figure
 

@@ -151,7 +151,10 @@ def _plots(
 def _caption(kind: str, drawn: list[Row], rows: list[Row], points: list[plot.Point]) -> str:
     over_seeds = any(row.card["runs"]["sd"] is not None for row in drawn)
     bars = "standard deviation over seeds (standard error where one seed was run)" if over_seeds else "standard error"
-    said = [f"Bars reach one {bars} to each side.", "The line joins the models that no other one beats in both."]
+    said = [
+        f"Bars reach one {bars} to each side.",
+        "The line is the Pareto front: models that no other beats on both axes.",
+    ]
     xs = [point.x for point in points]
     if max(xs) > plot.LOG_FROM * min(xs):
         said.append("The horizontal scale is logarithmic.")
@@ -162,9 +165,7 @@ def _caption(kind: str, drawn: list[Row], rows: list[Row], points: list[plot.Poi
             f"Measured with {'; '.join(ways)}." if len(ways) == 1 else f"Not all comparable: {'; '.join(ways)}."
         )
     if len(drawn) < len(rows):
-        said.append(
-            f"Not drawn: {len(rows) - len(drawn)} of {len(rows)} models, which did not go well or lack a number."
-        )
+        said.append(f"Not drawn: {len(rows) - len(drawn)} of {len(rows)} models, which did not end ok or lack a value.")
     if any(point.name != row.cells["model"] for point, row in zip(points, drawn, strict=True)):
         said.append("Labels leave out the first steps where the baseline has them too.")
     return " ".join(said)

@@ -54,14 +54,14 @@ COLUMNS = (
     Column(
         "chance",
         "",
-        "What always giving train's most frequent label scores.",
+        "The score of always predicting train's most frequent label.",
         lambda e: f"{e['chance']:.1f}" if "chance" in e else NONE,
     ),
     Column(
         "best layer",
         "layers",
-        "The layer whose linear probe scores highest; 0 is the embedding output. It is picked on the rows that score "
-        "it, so of layers within the error bar of each other any may be the best.",
+        "The layer whose linear probe scores highest; 0 is the embedding output. It is chosen on the rows that score "
+        "it, so any layer within its error bar may be the best.",
         lambda e: str(e["layers"]["best"]),
     ),
     Column(
@@ -76,9 +76,9 @@ COLUMNS = (
     Column(
         "selectivity",
         "layers",
-        "The best layer's score less that of the same probe on a control task, where each distinct text has one random "
-        "label. On texts it has not seen a probe cannot know these, so where texts do not repeat it is about the score "
-        "less chance.",
+        "The best layer's score minus that of the same probe on a control task, where each distinct text has one "
+        "random label. On unseen texts no probe can predict these, so where texts do not repeat, this is about the "
+        "score minus chance.",
         lambda e: _score(_best(e)["selectivity"]),
     ),
     Column(
@@ -91,14 +91,14 @@ COLUMNS = (
         "centre",
         "mixture",
         "The centre of gravity of the mixture's shares: the mean layer number. In brackets where it "
-        "says nothing: K near 0, or all on one layer.",
+        "means nothing: K near 0, or all on one layer.",
         lambda e: _centre(e["mixture"]["plain"]),
     ),
     Column(
         "K bits",
         "mixture",
-        "How far the shares are from uniform, KL(shares || uniform) in bits. It grows the more the classifier's "
-        "weights are held back (`strength` in probe.json), so compare it between tasks with care.",
+        "How far the shares are from uniform, KL(shares || uniform) in bits. It grows with the regularisation of the "
+        "classifier (`strength` in probe.json), so compare it between tasks with care.",
         lambda e: f"{e['mixture']['plain']['bits']['mean']:.2f}",
     ),
     Column(
@@ -150,21 +150,19 @@ def warnings(result: Entry) -> list[str]:
         name = entry["task"]
         if entry.get("repeated"):
             count, rows = entry["repeated"], entry["rows"]["score"]
-            said.append(f"{name}: {count:,} of {rows:,} texts scored on {entry['scored_on']} stand in train too")
+            said.append(f"{name}: {count:,} of {rows:,} texts scored on {entry['scored_on']} are in train too")
         if "mixture" in entry:
             mixture = entry["mixture"]
             said += [f"{name}: {why}" for why in (mixture["plain"]["says"], mixture["cumulative"]["why"]) if why]
             best = max(layer["score"]["value"] for layer in entry["layers"]["layers"]) if "layers" in entry else 0.0
             if mixture["score"]["mean"] < best - SHORT:
                 reached = f"{mixture['score']['mean']:.1f} against {best:.1f}"
-                said.append(
-                    f"{name}: the mixture did not find what the best layer knows ({reached}); read no depth from it"
-                )
+                said.append(f"{name}: the mixture scores below the best layer ({reached}); conclude no depth from it")
             if mixture.get("edge"):
-                said.append(f"{name}: the best strength tried, C = {mixture['strength']:g}, is the last of its list")
+                said.append(f"{name}: the best strength tried, C = {mixture['strength']:g}, is at the end of its list")
         if "layers" in entry:
             late = [str(layer["layer"]) for layer in entry["layers"]["layers"] if not layer["converged"]]
-            said += [f"{name}: the probe of layer {', '.join(late)} stopped at its last step"] if late else []
+            said += [f"{name}: the probe of layer {', '.join(late)} reached its limit of steps"] if late else []
         said += [f"{name}: {entry[part]['why']}" for part in ("heads", "attention") if entry.get(part, {}).get("why")]
     return list(dict.fromkeys(said))
 

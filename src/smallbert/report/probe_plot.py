@@ -71,7 +71,7 @@ def _shares(axes: Axes, result: dict[str, Any], cell: float) -> None:
         )
         _write(axes.text, shares.shape[1] - 0.35, row, f"{each['bits']['mean']:.2f}", 8.5, "muted", va="center")
     _write(axes.text, shares.shape[1] - 0.35, -0.62, "K bits", 8.5, "muted", va="bottom")
-    hollow = "; hollow where shares are uniform or one layer's" if any(each["says"] for each in found) else ""
+    hollow = "; hollow where shares are uniform or on one layer" if any(each["says"] for each in found) else ""
     _heading(axes, "Share of each layer in a learned mixture, percent", f"triangle: centre of gravity{hollow}")
 
 

@@ -57,7 +57,7 @@ def seeds_sheet(cells: Sequence[Cell], about: About) -> Sheet:
     if len({*sizes} - {NONE}) > 1:
         rows.append(["MB", *sizes])
     if not about.judged:
-        notes.append("a tiny random model learns nothing, so only a loss that is no number counts as diverged")
+        notes.append("a tiny random model learns nothing, so only a loss that is not finite counts as diverged")
     at = "" if about.setting is None else f", {about.setting} = {cells[0].value}"
     title = f"{cells[0].task}, {metric} on {about.split}{at}"
     columns, notes = ["seed", *(cell.arm for cell in cells)], [note for note in notes if note]
@@ -93,13 +93,13 @@ def pairs_sheet(pairs: Sequence[Pair], setting: str | None, many: bool) -> Sheet
         rows.append([*where, f"{pair.other.arm} - {pair.one.arm}", *numbers])
     least = min((2 / 2**pair.paired.n for pair in pairs if pair.paired.n), default=1.0)
     notes = [
-        "Fisher's exact test is on how many diverged; paired is over seeds where both have a score, diverged ones "
-        f"with the score they have; no sign-flip p here can be below {p_value(min(least, 1.0))}"
+        "Fisher's exact test is on how many diverged; paired is over seeds where both have a score, diverged runs "
+        f"included; no sign-flip p here can be below {p_value(min(least, 1.0))}"
     ]
     named = ["task"] * many + [setting or ""] * (setting is not None)
     if many_arms:
-        notes.append("every two arms are in study.json")
-    return Sheet(f"against {first}" if many_arms else "every two arms", [*named, *columns], rows, notes)
+        notes.append("all pairs of arms are in study.json")
+    return Sheet(f"against {first}" if many_arms else "all pairs of arms", [*named, *columns], rows, notes)
 
 
 def tasks_sheet(cells: Sequence[Cell], setting: str | None) -> Sheet:
@@ -128,7 +128,7 @@ def tasks_sheet(cells: Sequence[Cell], setting: str | None) -> Sheet:
     return Sheet(f"{len(tasks)} tasks{at}", ["task", *arms, *gains], rows, notes)
 
 
-_KEY = f"mean ± standard deviation of survivors; n {DIVERGED}: so many diverged and are not in it"
+_KEY = f"mean ± standard deviation of survivors; n {DIVERGED}: n runs diverged and are left out"
 
 
 def _score(run: Result | None) -> str:

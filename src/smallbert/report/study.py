@@ -60,14 +60,14 @@ def to_markdown(report: Report, pictures: Sequence[str] = ()) -> str:
     title = ", ".join(names)
     short = len(names) <= FEW and len(title) <= LONG
     parts = [f"# Study of {title if short else f'{len(names)} recipes'}", *report.sentences]
-    parts.append(f"Made of {about.model}; scores on {about.split}, 0 to 100. How it was made is at the end.")
+    parts.append(f"Made from {about.model}; scores on {about.split}, 0 to 100. How it was made is at the end.")
     parts += [f"![{name}]({name})" for name in pictures]
     for sheet in report.sheets:
         lines = [sheet.columns, ["---"] * len(sheet.columns), *sheet.rows]
         table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
         parts += [f"## {sheet.title}", table, *("; ".join(sheet.notes),) * bool(sheet.notes)]
     whys = troubles(report)
-    parts += ["## What did not go well", "\n".join(f"- {why}" for why in whys)] if whys else []
+    parts += ["## Runs that diverged, failed or are missing", "\n".join(f"- {why}" for why in whys)] if whys else []
     recipes = [
         f"- {name}{'' if value is None else f', {about.setting} = {value}'}: `{recipe}`"
         for name, value, recipe in about.arms

@@ -24,20 +24,20 @@ class Column(NamedTuple):
 
 COLUMNS = (
     Column("task", "task", "What the model was trained and scored on."),
-    Column("model", "model", "The preset, or the recipe with the settings that tell it from the other rows."),
+    Column("model", "model", "The preset, or the recipe with the settings in which it differs from the other rows."),
     Column(
         "score",
         "score",
         "The task's main metric on a scale of 0 to 100, higher is better. After ± stands the standard error of one run "
         "from the number of examples scored, or, where several seeds were run, the standard deviation over the seeds.",
     ),
-    Column("seeds", "seeds", "How many seeds the score is a mean of, of how many were run."),
+    Column("seeds", "seeds", "How many seeds the score is a mean of, out of those run."),
     Column("versus", "vs baseline", "Points gained or lost against the baseline."),
     Column("megabytes", "MB", "Size on disk of the files that are needed to run the model; 1 MB is a million bytes."),
     Column("smaller", "x smaller", "Size of the baseline divided by size of this model."),
-    Column("ms", "ms", "Measured time to answer one batch, median over repeated runs (p50)."),
+    Column("ms", "ms", "Measured time of one batch, median over repeated runs (p50)."),
     Column("faster", "x faster", "Time of the baseline divided by time of this model; below 1 it is slower."),
-    Column("parameters", "parameters", "How many numbers the model holds, embeddings included; zeros are counted too."),
+    Column("parameters", "parameters", "How many parameters the model has, embeddings and zeros included."),
     Column("left", "% left", f"{LEFT[0].upper()}{LEFT[1:]}."),
     Column(
         "status", "status", "How training ended. A run that diverged or failed is shown, but never chosen or drawn."

@@ -19,8 +19,8 @@ Look = dict[str, Any]
 SMALL = 1e-12
 # What is drawn of each look: its name, a title, and whether numbers are shown by their size (powers of ten).
 PANELS = (
-    ("spread", "how much texts differ in a hidden state's first token, as a share of its size", True),
-    ("gradients", "how strongly the loss pulls at it", True),
+    ("spread", "spread over texts of a hidden state's first token, as a share of its size", True),
+    ("gradients", "gradient of the loss for it", True),
     ("mixture", "its share in the mixture", False),
 )
 

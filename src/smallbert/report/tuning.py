@@ -69,7 +69,7 @@ def _sentences(result: dict[str, Any]) -> list[str]:
     ours = "" if default is None or default["score"] is None else f", the default {default['score']:.2f}"
     said = [f"{told}; the best scores {best['score']:.2f} {result['metric']} on {rows} (trial {best['trial']}){ours}."]
     if default is not None and best["recipe"] == default["recipe"]:
-        said.append("No recipe that was drawn is better than the default.")
+        said.append("No other recipe tried is better than the default.")
     return [*said, *_final_sentences(result)]
 
 
@@ -91,7 +91,7 @@ def _final_sentences(result: dict[str, Any]) -> list[str]:
     if default is None or default["score"] is None:
         return [said]
     seemed = best["score"] - default["score"]
-    return [said, f"On the rows it was chosen by, the gain seemed to be {seemed:+.2f}."]
+    return [said, f"On the rows that chose it, the gain seemed to be {seemed:+.2f}."]
 
 
 def _mean(mean: dict[str, Any]) -> str:
@@ -117,7 +117,7 @@ def trials_sheet(result: dict[str, Any], records: Sequence[Record]) -> Sheet:
         for one in [*best, *default]
     ]
     title = f"the best trials and the default, {result['metric']} on rows held out of train"
-    return Sheet(title, ["trial", "score", *names], rows, ["± is the standard error that comes of so many rows"])
+    return Sheet(title, ["trial", "score", *names], rows, ["± is the standard error from the number of rows"])
 
 
 def final_sheet(result: dict[str, Any], runs: Sequence[Result]) -> Sheet | None:
