@@ -290,7 +290,7 @@ def test_layers_that_look_less_far_are_compared_as_they_look(pair, metric, tmp_p
     save_folder(teacher, tmp_path / "teacher")
     recipe = align(str(tmp_path / "teacher"), what="attention", metric=metric, layers=[list(pair)])
     if pair == (2, 1) and metric in ("kl", "ce"):
-        with pytest.raises(UserError, match="teacher's layer 1 looks further than the 2 tokens"):
+        with pytest.raises(UserError, match="teacher's layer 1 attends further than the 2 tokens"):
             phase_of(recipe, student, TASK)
         return
     wanted = []

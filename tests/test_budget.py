@@ -80,8 +80,7 @@ def test_when_none_fits_the_nearest_is_named_with_what_it_exceeds():
     choice = best(cards, Budget.parse("size<=25MB"))
     assert choice.card is None
     assert (
-        "No model is within size ≤ 25 MB; the nearest is b (accuracy 85.0 ± 0.7 at 30 MB and 8 ms)"
-        in choice.sentence
+        "No model is within size ≤ 25 MB; the nearest is b (accuracy 85.0 ± 0.7 at 30 MB and 8 ms)" in choice.sentence
     )
     assert choice.sentence.endswith("but its size of 30 MB is over 25 MB.")
 

@@ -223,7 +223,7 @@ def test_training_ends_the_same(teachers, terms):
         if name.endswith("key.bias"):
             continue  # a softmax does not see it: its gradient is rounding noise
         torch.testing.assert_close(kept.encoder.state_dict()[name], one, atol=2e-5, rtol=0.0, msg=name)
-    assert any("looked once at each text: " in note and "read at every step" in note for note in kept.notes)
+    assert any("ran once on each text: " in note and "read at every step" in note for note in kept.notes)
 
 
 def test_a_method_with_batches_of_its_own_lets_the_teacher_look(teachers):
@@ -408,7 +408,7 @@ def test_another_teacher_is_told_apart(tmp_path):
         live, kept, _ = looked_and_kept(recipe, TASK, tmp_path / "cache", student=before)
         torch.testing.assert_close(kept, live, rtol=1e-6, atol=1e-7)
     notes = run(f"{recipe} + {train(tmp_path / 'cache')}", before, TASK, judge=False).notes
-    assert any("also holds what 1 other teacher said, which was left alone" in note for note in notes)
+    assert any("also holds what 1 other teacher put out, which was left alone" in note for note in notes)
     assert len(stores(tmp_path / "cache")) == 2
 
 
@@ -511,7 +511,7 @@ def test_damage_is_named_and_what_is_lost_is_asked_again(teachers, tmp_path):
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(
-        RunError, match=r"00003.safetensors is damaged: its checksum is .*; delete it if it is there, and run again"
+        RunError, match=r"00003.safetensors is damaged: its checksum is .*; delete it if it is there, and repeat"
     ):
         run(recipe, before, TASK, judge=False)
     for cut in (lambda: shard.unlink(), lambda: shard.write_bytes(whole[:-5])):
@@ -545,21 +545,21 @@ def test_damage_beside_the_shards_is_named_and_so_is_what_to_delete(teachers, tm
         assert all(word in str(refusal.value) for word in words) and "\n" not in str(refusal.value)
 
     for damaged, said in [
-        (unnumbered, "it does not say 'number'; delete"),
-        ({**about, "number": "one"}, "it does not say 'number'; delete"),
-        ({**about, "width": 99}, "what it says is not what was written); delete the folder"),
-        ({**about, "scores": {**about["scores"], "classes": 7}}, "what it says is not what was written"),
+        (unnumbered, "it has no 'number'; delete"),
+        ({**about, "number": "one"}, "it has no 'number'; delete"),
+        ({**about, "width": 99}, "its content is not what was written); delete the folder"),
+        ({**about, "scores": {**about["scores"], "classes": 7}}, "its content is not what was written"),
     ]:
         manifest.write_text(json.dumps(damaged))
         refused(f"{manifest} ", said, f" {store} and ")
     manifest.unlink()
-    refused(f"{store} should hold what a teacher says, but there is no store.json in it; delete it and run again")
+    refused(f"{store} should hold a teacher's outputs, but there is no store.json in it; delete it and run again")
     shutil.rmtree(store)
     store.write_text("a file")
-    refused(f"{store} should hold what a teacher says", "delete it and run again")
+    refused(f"{store} should hold a teacher's outputs", "delete it and run again")
     shutil.rmtree(store.parent)
     store.parent.write_text("a file")
-    refused(f"{store.parent} is a file where what a teacher says should be kept; delete it and run again")
+    refused(f"{store.parent} is a file where a teacher's outputs should be kept; delete it and run again")
     store.parent.unlink()
     assert is_same_state(run(recipe, before, TASK, judge=False).encoder, first.encoder)
     assert manifest.read_text() == known
@@ -577,13 +577,13 @@ def test_what_is_not_kept_is_looked_up_at_every_step(teachers, tmp_path):
     like = str(tmp_path / "like")
     save_folder(run("head", small(layers=3, seed=5), TASK).encoder, like)
     distill = f"distill(teacher={like!r})"
-    said = f"the teacher {like!r} looked at every step: "
+    said = f"the teacher {like!r} ran at every step: "
     assert notes_of(f"{distill} + {train('none')}") == []
     assert notes_of(f"{distill} + {train(epochs=1)}") == [f"{said}each text is read once"]
     padding = f"pool_layers(masked=False) + {distill} + {train(tmp_path / 'cache')}"
     assert notes_of(padding) == [f"{said}a head reads padding"]
     drawn = f"pretrain({TEXT!r}, length=16, steps=4) + align(teacher={like!r})"
-    assert notes_of(drawn) == [f"{said}what it reads is drawn anew"]
+    assert notes_of(drawn) == [f"{said}its texts are drawn anew"]
     assert not (tmp_path / "cache").exists()
     assert "hidden states 0, 3 of all tokens and scores were kept (0.0 MB, vectors in float32)" in "".join(
         notes_of(f"align(layers=[[0, 0], [2, 3]], teacher={like!r}) + {distill} + {train()}")
@@ -601,7 +601,7 @@ def test_no_disk_is_filled(teachers, tmp_path):
     said = "MB, more than half of what is free in"
     with patch("shutil.disk_usage", return_value=USAGE(10**9, 10**9 - 2000, 2000)):
         (note,) = notes_of(f"{distill} + {train()}", work=tmp_path)  # 24 x 3 scores and a header
-        assert said in note and "looked at every step" in note
+        assert said in note and "ran at every step" in note
         notes_of(f"{distill} + {train(tmp_path / 'cache')}")  # asked for, and there is room
     with patch("shutil.disk_usage", return_value=USAGE(10**9, 10**9, 1)):
         with pytest.raises(UserError, match="MB free; write another cache='folder', or cache='none'") as refusal:
@@ -634,7 +634,7 @@ def test_progress_says_how_much_is_to_be_written_and_leaves_the_time_left_to_who
         told = [one for one in seen if one[0] == cache.STAGE]
         assert told[-1][1:3] == (24, 24) and {one[3] for one in told} == {said} and len(told) >= lost // 4
         assert [one[0] for one in seen].index("training") > seen.index(told[-1])
-        (note,) = (note for note in outcome.notes if "looked once at each text" in note)
+        (note,) = (note for note in outcome.notes if "ran once on each text" in note)
         assert ("of which something was missing" in note) == (lost == 4)
         (shard,) = tmp_path.glob("*/*/00002.safetensors")
         shard.unlink()

@@ -109,7 +109,7 @@ def test_what_is_square_or_of_another_width_is_not_kept(tmp_path):
         encoder = small(family)
         like = look_at_one(encoder, stream_of(encoder, TASK).views[STUDENT], {"attention": {0}})
         assert why_not_kept(encoder, like) == (
-            f"{family} shows attention as a whole, which is square in tokens and not kept"
+            f"{family} gives attention only as a matrix, quadratic in tokens, which is not kept"
         )
     save_folder(
         run("head", run("student(2, heads=2, start='slice')", small()).encoder, TASK).encoder, tmp_path / "pruned"
@@ -117,7 +117,7 @@ def test_what_is_square_or_of_another_width_is_not_kept(tmp_path):
     relations = f"align('relations', heads=2, of='v', teacher={str(tmp_path / 'pruned')!r})"
     outcome = run(f"{relations} + {train(tmp_path / 'cache')}", run("head", small(), TASK).encoder, TASK, judge=False)
     why = "its values of layer 1 are 8 wide, and only vectors as wide as its hidden states (16) are kept"
-    assert any(note.endswith(f"looked at every step: {why}") for note in outcome.notes)
+    assert any(note.endswith(f"ran at every step: {why}") for note in outcome.notes)
 
 
 # What presets want of layers, without what makes their students.
@@ -175,8 +175,8 @@ def test_a_run_from_the_cache_is_the_run_without_it(teachers, preset, tmp_path):
     assert moved > 0.005 and is_same_state(unasked.encoder, looking.encoder)
     assert not is_same_state(asked.encoder, looking.encoder)  # it is rounded in a folder that stays
     assert is_same_state(asked.encoder, again.encoder)
-    assert any("looked once at each text: " in note for note in asked.notes)
-    assert any("had looked at each text before: " in note for note in again.notes)
+    assert any("ran once on each text: " in note for note in asked.notes)
+    assert any("had run on each text before: " in note for note in again.notes)
 
 
 # What is in several stores.
@@ -459,7 +459,7 @@ def test_a_note_says_how_much_is_kept(teachers, tmp_path):
     recipe = f"distill(teacher={teachers['bert']!r}) + {train(tmp_path)}"
     with patch.object(Store, "bytes", PropertyMock(return_value=2_530_000_000)):
         notes = run(recipe, run("head", small(), TASK).encoder, TASK, judge=False).notes
-    assert any("looked once at each text: scores were kept (2,530.0 MB) and read at every step" in one for one in notes)
+    assert any("ran once on each text: scores were kept (2,530.0 MB) and read at every step" in one for one in notes)
 
 
 def test_a_text_without_tokens_does_not_stand_for_the_others(model):
@@ -497,10 +497,10 @@ def test_recipes_one_after_the_other_share_what_was_said(teachers, tmp_path):
             assert len(found.stores) == 4
             with patch.object(Encoder, "look", side_effect=AssertionError):
                 torch.testing.assert_close(losses(phase, layout), live, rtol=1e-4, atol=1e-6)
-    assert any("had looked at each text before: " in note for note in phase.notes)
+    assert any("had run on each text before: " in note for note in phase.notes)
     more = f"align('hidden', layers={{1: 2, 2: 3}}, teacher={name!r}) + {train(tmp_path)}"
     notes = run(more, student, TASK, judge=False).notes
-    assert any("looked once at each text of which something was missing: hidden states 2, 3 of" in one for one in notes)
+    assert any("ran once on each text of which something was missing: hidden states 2, 3 of" in one for one in notes)
 
 
 @pytest.mark.parametrize("kind", ["tag", "regress"])

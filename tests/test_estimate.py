@@ -113,7 +113,7 @@ def uneven():
         ("head", f"{SHORT} | stride(2) | align('attention') + {SHORT}", "with a stride"),
         ("head", f"{SHORT} | {NARROW} | align('attention') + {SHORT}", "2 heads and the teacher with 4"),
         ("head", f"{SHORT} | {NARROW} | align('relations', heads=3) + {SHORT}", "that 3 divides, and one is 8"),
-        ("head", f"{SHORT} | small_vocabulary(40) | align + {SHORT}", "cuts texts into other tokens"),
+        ("head", f"{SHORT} | small_vocabulary(40) | align + {SHORT}", "tokenises differently"),
         ("head", f"{SHORT} | distill + distill + {SHORT}", "distill stands in one phase twice with the same settings"),
         ("head", f"{SHORT} | align + align + {SHORT}", "align stands in one phase twice"),
         ("head", f"{SHORT} | share_projections + share_projections(2.0) + {SHORT}", "stands in one phase twice"),

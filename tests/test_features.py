@@ -117,7 +117,7 @@ def test_too_large_for_half_precision_is_said(tmp_path):
     with torch.no_grad():
         encoder.backbone.encoder.layer[1].output.LayerNorm.weight.fill_(1e5)
     store = build(tmp_path / "s", encoder)
-    assert "values beyond 65504 were cut there" in store.about["notes"][0]
+    assert "values beyond 65504 were clipped there" in store.about["notes"][0]
     assert torch.isfinite(store.read(range(48))).all()
     with torch.no_grad():
         encoder.backbone.encoder.layer[1].output.LayerNorm.weight.fill_(float("inf"))
@@ -235,7 +235,7 @@ def test_a_damaged_shard_is_named(tmp_path, capsys):
     flip(file, file.stat().st_size - 5)
     assert main(["features", "check", str(tmp_path / "s")]) == 0
     flip(file, 20)
-    with pytest.raises(RunError, match=r"00001.safetensors is missing, cut short or has a damaged header"):
+    with pytest.raises(RunError, match=r"00001.safetensors is missing, truncated or has a damaged header"):
         open_store(tmp_path / "s").read([store.per_shard])
     file.write_bytes(file.read_bytes()[:-7])
     with pytest.raises(RunError, match=r"00001.safetensors has [\d,]+ bytes instead of [\d,]+"):
@@ -267,7 +267,7 @@ def test_building_again_repairs_a_damaged_shard(tmp_path):
         with patch.object(building, "_write_shard", wraps=building._write_shard) as write:
             build(tmp_path / "s", verify=True, line=said.append)
         assert [call.args[4] for call in write.call_args_list] == [1] and contents(tmp_path / "s") == before
-    assert sum("00001.safetensors is damaged; it is written anew" in line for line in said) == 2
+    assert sum("00001.safetensors is damaged; it is written again" in line for line in said) == 2
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -305,8 +305,8 @@ def test_progress_is_that_of_the_whole_store(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"encoder": small(seed=1)}, "the model is another one"),
-        ({"task": toy_task("classify", 48, 1)}, "the texts are others"),
+        ({"encoder": small(seed=1)}, "the model differs"),
+        ({"task": toy_task("classify", 48, 1)}, "the texts differ"),
         ({"layers": [1]}, r"layers is \[0, 1, 2\], not \[1\]"),
         ({"dtype": "int8"}, "dtype is float16, not int8"),
         ({"tokens": "mean"}, "tokens is all, not mean"),
@@ -329,10 +329,10 @@ def test_a_new_head_leaves_a_store_as_it_is(tmp_path):
     store = build(tmp_path / "s")
     tuned = run("mix_layers | train(epochs=1, freeze='backbone', lr=0.1)", small(), TASK, judge=False).encoder
     assert build(tmp_path / "s", tuned).about == store.about
-    with pytest.raises(UserError, match="the model is another one"):
+    with pytest.raises(UserError, match="the model differs"):
         build(tmp_path / "s", run("train(epochs=1)", small(), TASK, judge=False).encoder)
     build(tmp_path / "t", run("quantize", small()).encoder)
-    with pytest.raises(UserError, match="the model is another one"):  # the same weights, otherwise computed with
+    with pytest.raises(UserError, match="the model differs"):  # the same weights, otherwise computed with
         build(tmp_path / "t", run("quantize(activations=True)", small()).encoder)
 
 
@@ -340,7 +340,7 @@ def test_a_store_knows_its_tokenizer_even_where_another_gives_the_same_tokens(tm
     build(tmp_path / "s")
     encoder = small()
     encoder.tokenizer.add_tokens(["unheard-of"])
-    with pytest.raises(UserError, match="holds other hidden states: the tokenizer is another one; give"):
+    with pytest.raises(UserError, match="holds other hidden states: the tokenizer differs; give"):
         build(tmp_path / "s", encoder)
 
 
@@ -349,7 +349,7 @@ def test_a_store_knows_the_connections_between_layers(tmp_path):
     build(tmp_path / "s", encoder)
     with torch.no_grad():
         encoder.connections.rows[0][0] = 0.5
-    with pytest.raises(UserError, match="holds other hidden states: the model is another one; give"):
+    with pytest.raises(UserError, match="holds other hidden states: the model differs; give"):
         build(tmp_path / "s", encoder)
 
 
@@ -359,7 +359,7 @@ def test_a_store_knows_which_connections_are_used_and_the_stride(tmp_path):
     build(tmp_path / "plain", plain)
     build(tmp_path / "connected", connected)
     for place, encoder in (("connected", sparse), ("plain", strided)):
-        with pytest.raises(UserError, match="holds other hidden states: the model is another one; give"):
+        with pytest.raises(UserError, match="holds other hidden states: the model differs; give"):
             build(tmp_path / place, encoder)
 
 
@@ -371,13 +371,13 @@ def test_a_stride_learns_behind_a_frozen_backbone():
 
 
 def test_a_store_tells_two_texts_from_one_with_the_same_tokens(tmp_path):
-    """What stands between two texts can be written into one; then the types of its tokens alone are others."""
+    """What stands between two texts can be written into one; then the types of its tokens alone differ."""
     one, two = Split(["great film [SEP] poor plot"], None, [0], ["0"]), Split(["great film"], ["poor plot"], [0], ["0"])
     tasks, encoder = [replace(TASK, splits={"train": split}) for split in (one, two)], small()
     first, second = (stream_of(encoder, task, "train").views["student"] for task in tasks)
     assert np.array_equal(first.ids, second.ids) and not np.array_equal(first.types, second.types)
     build(tmp_path / "s", encoder, tasks[0])
-    with pytest.raises(UserError, match="holds other hidden states: the texts are others; give"):
+    with pytest.raises(UserError, match="holds other hidden states: the texts differ; give"):
         build(tmp_path / "s", encoder, tasks[1])
 
 
@@ -397,7 +397,7 @@ def test_bad_input_is_refused_in_a_sentence(tmp_path):
     for options, said in [
         ({"dtype": "half"}, "dtype was given 'half'; write one of: float32, float16, int8"),
         ({"tokens": "last"}, "tokens was given 'last'; write one of: all, first, mean"),
-        ({"layers": [3]}, r"layers was given \[3\]; write all, or numbers"),
+        ({"layers": [3]}, r"layers was given \[3\]; write all, or indices"),
         ({"layers": []}, r"layers was given \[\]"),
         ({"layers": "last"}, "layers was given 'last'"),
     ]:
@@ -414,7 +414,7 @@ def test_bad_input_is_refused_in_a_sentence(tmp_path):
         ('{"format": 9}', "has format 9; this version reads 1"),
         (
             '{"format": 1}',
-            r"cannot be read \(it does not say 'store'\); delete the folder .*bad and run again what made the store",
+            r"cannot be read \(it has no 'store'\); delete the folder .*bad and repeat the command that made the store",
         ),
         ("[1]", "cannot be read"),
     ]:
@@ -424,7 +424,7 @@ def test_bad_input_is_refused_in_a_sentence(tmp_path):
     with full_disk(1), pytest.raises(UserError, match="MB free; choose fewer"):
         build(tmp_path / "s")
     assert not (tmp_path / "s").exists()
-    with pytest.raises(IndexError, match="holds the texts 0 to 47"):
+    with pytest.raises(IndexError, match="holds texts 0 to 47"):
         build(tmp_path / "s").read([48])
 
 
@@ -621,7 +621,7 @@ def test_killed_while_training_from_a_store(tmp_path):
     ("recipe", "why"),
     [
         ("distill + {}", "a teacher reads the same batches"),
-        ("movement(0.5, train_weights=False) + {}", "a method changes the weights it computes with"),
+        ("movement(0.5, train_weights=False) + {}", "a method changes its weights in the forward pass"),
         ("connect_layers | {}", "the connections between its layers are trained"),
         ("pool_layers(masked=False) + {}", "the head reads padding"),
     ],

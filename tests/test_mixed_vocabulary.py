@@ -155,7 +155,7 @@ def test_words_of_both_are_hidden_and_guessed(both, text):
     assert not (np.bincount(word, chosen) % np.bincount(word).clip(1)).any()  # whole words, whoever cut them
     phase = phase_of(read(text), both, TASK)
     assert phase.encoder.heads[WORDS].outputs == both.backbone.config.vocab_size
-    assert any("the second vocabulary cuts" in note for note in phase.notes)
+    assert any("the second vocabulary splits" in note for note in phase.notes)
 
 
 def test_nothing_mixed_is_plain_pretraining(both, text):

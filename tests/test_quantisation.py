@@ -645,7 +645,7 @@ def test_training_behind_rounding_says_what_it_trains(encoder):
 
 @pytest.mark.parametrize("recipe", ["quantize(activations='static')", "quantize(4, feedback=True)"])
 def test_looking_at_texts_needs_a_task(recipe):
-    with pytest.raises(UserError, match="no task to take them from"):
+    with pytest.raises(UserError, match="reads training texts, so it needs a task"):
         run(recipe, small())
 
 

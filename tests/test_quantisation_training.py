@@ -389,7 +389,7 @@ def test_refusals(encoder, recipe, match):
 
 
 def test_mixed_bits_needs_a_task():
-    with pytest.raises(UserError, match="no task to take them from"):
+    with pytest.raises(UserError, match="reads training texts, so it needs a task"):
         run("mixed_bits", small())
 
 

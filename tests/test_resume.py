@@ -231,7 +231,7 @@ def test_a_broken_checkpoint_is_survived(file, damage, tmp_path):
     assert is_same_state(anew.encoder, run(LONG, small(), TASK).encoder)
     assert not any("went on" in note for note in anew.notes)
     if damage is not Path.unlink:
-        assert "the last checkpoint was not whole, so the phase began anew" in anew.notes
+        assert "the last checkpoint was incomplete, so the phase started again" in anew.notes
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "phase.json", "encoder.json"])

@@ -299,7 +299,7 @@ def test_a_model_without_zeros_is_refused(recipe):
             f"prune(0.5) | sparse | magnitude(0.2) + {SHORT}",
             r"prune before sparse, as in magnitude\(0.1\) \+ train \| sparse",
         ),
-        ("prune(0.5) | sparse | prune(0.2)", "stored without their zeros, and stay as they are; prune before sparse"),
+        ("prune(0.5) | sparse | prune(0.2)", "stored without their zeros, and are not trained; prune before sparse"),
     ],
 )
 def test_what_cannot_follow_sparse_says_what_to_write_instead(recipe, phrase):
@@ -408,7 +408,7 @@ def test_stored_numbers_stay_while_the_rest_is_trained():
     sparse = run("sparse", pruned(), TASK).encoder
     outcome = run(SHORT, sparse, TASK)
     later = outcome.encoder
-    assert any("only what is around them is trained; to train them too, put sparse last" in n for n in outcome.notes)
+    assert any("only the weights around them are; to train them too, put sparse last" in n for n in outcome.notes)
     for (name, old), new in zip(sparse_linears(sparse).items(), sparse_linears(later).values(), strict=True):
         assert torch.equal(new.values, old.values) and torch.equal(new.gaps, old.gaps), name
         assert not torch.equal(new.bias, old.bias), name
@@ -441,7 +441,7 @@ def test_a_card_says_what_zeros_do_and_how_it_ran(tmp_path, tiny):
         save_folder(encoder, tmp_path / name)
         notes[name] = note_zeros(cost.measure(encoder, tmp_path / name, 8, seconds=0.01))
     assert notes["plain"] == [] and "10.0% of the weights in the layers' matrices are left" in notes["dense"][0]
-    assert notes["dense"][0].endswith("no faster; in the time measured all was multiplied densely")
+    assert notes["dense"][0].endswith("no faster; in the time measured all products were dense")
     assert notes["sparse"][0].endswith(
         "no faster; in the time measured 12 of 12 pruned matrices ran as sparse products"
     )

@@ -151,11 +151,11 @@ def words_of(out):
     """For each arm and seed of a study, how its teacher was asked."""
     cards = load_cards(out, (MACHINERY_CHECK,))
     notes = {(card["preset"], card["seed"]): "; ".join(card["trained"]["notes"]) for card in cards}
-    said = re.compile(r"the teacher '[^']*' (had looked at each text before|looked once at each text(?: of which)?)")
+    said = re.compile(r"the teacher '[^']*' (had run on each text before|ran once on each text(?: of which)?)")
     return {key: [found.group(1) for found in said.finditer(told)] for key, told in notes.items()}
 
 
-ONCE, BEFORE = ["looked once at each text"], ["had looked at each text before"]
+ONCE, BEFORE = ["ran once on each text"], ["had run on each text before"]
 
 
 def test_scores_are_asked_for_once_and_numbers_are_those_of_runs_alone(start, tmp_path):
@@ -623,11 +623,11 @@ def test_one_seed_has_no_deviation_and_one_arm_no_pair():
     assert report.sheets[0].columns == ["", "seed 9"]
     assert report.sheets[0].rows == [["plain", "88.00"], ["mixture", "89.00"]]
     assert report.pairs[0].paired == (1.0, None, 1) and not report.pairs[0].is_beyond
-    assert report.sentences == ["plain: 88.0; mixture: 89.0; of one seed, which tests nothing."]
+    assert report.sentences == ["plain: 88.0; mixture: 89.0; one seed each, so nothing is tested."]
     alone = make_report(runs("sts", "plain", [88.0]), about("sts", arms=["plain"]))
     assert len(alone.sheets) == 1 and alone.sentences == ["plain: 88.0."]
     nothing = make_report([Result("sts", "plain", None, 0, "not run")], about("sts", arms=["plain"]))
-    assert nothing.sentences == ["plain: no run came to an end; 1 of 1 runs failed or were not run."]
+    assert nothing.sentences == ["plain: no run finished; 1 of 1 runs failed or were not run."]
     assert seeds_sheet(nothing.cells, nothing.about).rows == [["plain", "not run", "1 not run"]]
 
 

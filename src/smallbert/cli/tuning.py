@@ -164,12 +164,12 @@ def _about(tuning: Tuning, bench: Bench) -> dict[str, Any]:
     protocol = [
         f"{SHARE:.0%} of train's whole rows, at most {MOST:,} ({count['held out']:,} here), are held out with every "
         f"row that shares text with them, whatever the seed; trials train on the other {count['train']:,} and are "
-        "chosen by these",
+        "chosen by their scores on the rows held out",
         f"every trial trains with seed {SEED}; no seed is searched",
         f"{study.split} is not loaded into any trial; winner and default are trained on all of train with the seeds "
         f"{seeds} and scored on it once each",
         f"drawn by TPE (multivariate; the first {FIRST} at random) with seed {tuning.draws}; the first trial is "
-        "the default: the first value of a set, nothing of maybe(), a setting's own default or a range's middle",
+        "the default: the first value of a set, no maybe(), a setting's own default or a range's middle",
         f"a trial is {pruned} of the others, once {BEFORE_PRUNING} have ended"
         if tuning.prune
         else "no trial is pruned",

@@ -54,7 +54,7 @@ def keep_taught(
                     folder = given or _folder_unasked(phase, name, teacher, own, said)
                     teacher.kept, why = _keep(phase, name, teacher, folder, given is None, say)
                 if why:
-                    phase.notes.append(f"the teacher {name!r} looked at every step: {why}")
+                    phase.notes.append(f"the teacher {name!r} ran at every step: {why}")
             yield [teacher.kept for teacher in teachers.values() if teacher.kept is not None]
         finally:
             for teacher in teachers.values():
@@ -81,7 +81,7 @@ def why_not(phase: Phase, teacher: Teacher) -> str:
     """Why a teacher must look at every step; nothing where it need not."""
     heads = [*phase.encoder.heads.values(), *teacher.encoder.heads.values()]
     reasons = {
-        "what it reads is drawn anew": phase.stream is None or phase.stream.draw is not None,
+        "its texts are drawn anew": phase.stream is None or phase.stream.draw is not None,
         "a head reads padding": any(getattr(head, "padded_to", 0) for head in heads),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -128,8 +128,8 @@ def _check_folder(folder: Path) -> None:
             pass
     except OSError as error:
         raise UserError(
-            f"what teachers say cannot be kept in {folder}: {error.strerror}; write another cache='folder', or "
-            "cache='none' to let them look at every step"
+            f"the teachers' outputs cannot be kept in {folder}: {error.strerror}; write another cache='folder', or "
+            "cache='none' to run them at every step"
         ) from None
 
 
@@ -155,8 +155,8 @@ def _keep(
         return None, f"keeping it would take {need / 1e6:,.1f} MB, more than half of what is free in {there}"
     if from_main(lambda: need > free):
         raise UserError(
-            f"what the teacher {name!r} says takes {need / 1e6:,.1f} MB more, but {there} has {free / 1e6:,.1f} MB "
-            "free; write another cache='folder', or cache='none' to let it look at every step"
+            f"the outputs of the teacher {name!r} take {need / 1e6:,.1f} MB more, but {there} has {free / 1e6:,.1f} MB "
+            "free; write another cache='folder', or cache='none' to run it at every step"
         )
     if need and not unasked:
         _check_folder(folder)
@@ -170,13 +170,15 @@ def _keep(
     kept = [f"{say_names(wanted)} of all tokens"] if wanted else []
     kept += [f"{say_names({'hidden': first})} of {found.tokens_of_first} tokens"] if first else []
     said = " and ".join([*kept, *(["scores"] if of else [])])
-    looked = "had looked at each text before"
+    looked = "had run on each text before"
     if need:
-        looked = f"looked once at each text{' of which something was missing' if some else ''}"
+        looked = f"ran once on each text{' of which something was missing' if some else ''}"
     size = f"{sum(store.bytes for store in found.stores) / 1e6:,.1f} MB{f', vectors in {what.dtype}' if kept else ''}"
     read = "brought to the GPU as a whole" if _bring(found, phase.device, say) else "read at every step"
     phase.notes.append(f"the teacher {name!r} {looked}: {said} were kept ({size}) and {read}")
     others = [] if unasked else [one for one in folder.iterdir() if one.name != what.teacher and one.is_dir()]
     if others:
-        phase.notes.append(f"{folder} also holds what {many(len(others), 'other teacher')} said, which was left alone")
+        phase.notes.append(
+            f"{folder} also holds what {many(len(others), 'other teacher')} put out, which was left alone"
+        )
     return found, ""

@@ -95,7 +95,7 @@ def _remove_damaged(plan: Plan, out: Path, say: Say, line: Callable[[str], None]
         if file.exists():
             say("checking what is there", number, len(plan.ranges), file.name)
             if not is_sound(file, plan.about["store"]):
-                line(f"{file} is damaged; it is written anew")
+                line(f"{file} is damaged; it is written again")
                 file.unlink(missing_ok=True)
     state.wait_for_everyone()
 
@@ -154,7 +154,7 @@ def _write_all(encoder: Encoder, stream: Stream, plan: Plan, out: Path, tell: _T
     found = [read_about(out / shard_name(number)) for number in range(len(plan.ranges))]
     abouts = [one[1] for one in found if one is not None]
     clipped = sum(int(about["clipped"]) for about in abouts)
-    notes = [*stream.notes, *([f"{clipped} values beyond {LARGEST:.0f} were cut there"] if clipped else [])]
+    notes = [*stream.notes, *([f"{clipped} values beyond {LARGEST:.0f} were clipped there"] if clipped else [])]
     shards = [
         {"file": shard_name(n), "start": start, "stop": stop, "bytes": plan.bytes(n), "crc32": abouts[n]["crc32"]}
         for n, (start, stop) in enumerate(plan.ranges)

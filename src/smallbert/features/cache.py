@@ -22,7 +22,7 @@ from smallbert.model.encoder import HEAD, Encoder
 from smallbert.texts.data import STUDENT, Stream, Tokens
 
 DELETE = "delete it and run again, or write another cache='folder'"
-STAGE = "keeping what the teacher says"
+STAGE = "keeping the teacher's outputs"
 SHARD_TEXTS, SHARD_BYTES = 2**13, 2**26  # of a shard at most: what a kill loses, and what is held while it is made
 
 
@@ -190,7 +190,7 @@ class Cache:
                 made = build_store(self.encoder, job.stream, job.path, **job.settings, say=say, stage=STAGE)
             except Taken:
                 raise UserError(
-                    f"{job.path} should hold what a teacher says, but there is no {MANIFEST} in it; {DELETE}"
+                    f"{job.path} should hold a teacher's outputs, but there is no {MANIFEST} in it; {DELETE}"
                 ) from None
             self.stores[job.path] = made
         ages = sorted(self.rows)
@@ -207,13 +207,13 @@ def _open_whole(path: Path, about: dict[str, Any]) -> Store | None:
 def _stores_in(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
     """The folder of each store of one teacher and what its store.json says, finished or not."""
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file where what a teacher says should be kept; {DELETE}")
+        raise UserError(f"{folder} is a file where a teacher's outputs should be kept; {DELETE}")
     read = [(file.parent, read_manifest(file.parent)) for file in sorted(folder.glob(f"*/{MANIFEST}"))]
     found = [(path, about) for path, about in read if about is not None]
     for path, about in found:
         if not isinstance(about.get("number"), int):
             raise UserError(
-                f"{path / MANIFEST} is damaged, or of no cache: it does not say 'number'; delete {path} and run again, "
+                f"{path / MANIFEST} is damaged, or not of a cache: it has no 'number'; delete {path} and run again, "
                 "or write another cache='folder'"
             )
     return found

@@ -89,10 +89,10 @@ def why_not(phase: Phase) -> str | None:
     # What earlier phases settled (their zeros) changes no weight that is frozen.
     changed = [t for t in phase.transforms if t.stage != HELD_STAGE and any(n.startswith(BACKBONE) for n in t.names)]
     reasons = {
-        "a method changes the weights it computes with": bool(changed),
-        "a method looks inside it or routes its layers": bool(phase.taps) or phase.route is not None,
+        "a method changes its weights in the forward pass": bool(changed),
+        "a method reads its inner states or routes its layers": bool(phase.taps) or phase.route is not None,
         "a teacher reads the same batches": bool(phase.teachers) or len(phase.stream.views) > 1,  # type: ignore[union-attr]
-        "what it reads is drawn anew": phase.stream.draw is not None,  # type: ignore[union-attr]
+        "its texts are drawn anew": phase.stream.draw is not None,  # type: ignore[union-attr]
         "the connections between its layers are trained": encoder.connections is not None,
         "the stride around its layers is trained": encoder.stride is not None,
         "the head reads padding": any(getattr(head, "padded_to", 0) for head in encoder.heads.values()),
@@ -146,7 +146,7 @@ def _take(phase: Phase, folder: Path) -> Frozen:
     store, (wanted, tokens) = open_store(folder), needed(phase.encoder)
     wrong = {
         "of another model": store.about["model"] != states_fingerprint(phase.encoder),
-        "of other texts (or of these, cut at another length)": store.about["data"]
+        "of other texts (or of these, truncated at another length)": store.about["data"]
         != tokens_fingerprint(phase.stream.views[STUDENT]),
         f"of the layers {store.layers}, and the head reads {wanted}": not set(wanted) <= set(store.layers),
         f"of {store.about['tokens']} tokens, and the head reads {tokens}": store.about["tokens"] not in ("all", tokens),

@@ -110,7 +110,7 @@ def look_at_one(encoder: Encoder, tokens: Tokens, wanted: Wanted) -> Taps:
 def why_not_kept(encoder: Encoder, like: Taps) -> str:
     """Why what a look shows cannot be kept; nothing where it can."""
     if any(isinstance(one, Tensor) for one in like.get("attention", {}).values()):
-        return f"{encoder.family} shows attention as a whole, which is square in tokens and not kept"
+        return f"{encoder.family} gives attention only as a matrix, quadratic in tokens, which is not kept"
     for name in names_of({role: shown.keys() for role, shown in like.items() if role != "hidden"}, True):
         if (width := vector(like, name).shape[-1]) != encoder.width:
             said = say_names(taps_for([name]))

@@ -136,13 +136,13 @@ def check_kinds(tokens: str, dtype: str) -> None:
 def difference(known: dict[str, Any], wanted: dict[str, Any]) -> str:
     """In what two stores differ: "the model is another one, and dtype is int8, not float16"."""
     said = [
-        f"{words} {'are others' if words.endswith('s') else 'is another one'}"
+        f"{words} {'differ' if words.endswith('s') else 'differs'}"
         if words
         else f"{name} is {known.get(name)}, not {wanted.get(name)}"
         for name, words in SAID.items()
         if known.get(name) != wanted.get(name) and (name != "texts_per_shard" or known.get("data") == wanted["data"])
     ]
-    return ", and ".join(said) or "what is said about them in store.json is not the same"
+    return ", and ".join(said) or "what store.json says of them differs"
 
 
 def states_fingerprint(encoder: Encoder) -> str:
@@ -190,7 +190,7 @@ def _layers(wanted: str | Sequence[Name], count: int) -> list[Name]:
     numbers = [one for one in given if isinstance(one, int) and -count <= one < count]
     if not given or len(parts) + len(numbers) < len(given):
         raise UserError(
-            f"layers was given {wanted!r}; write all, or numbers of hidden states: 0 is the embedding output, "
+            f"layers was given {wanted!r}; write all, or indices of hidden states: 0 is the embedding output, "
             f"1 to {count - 1} the layers, and -1 the last of them"
         )
     return in_order([*(int(number) % count for number in numbers), *parts])

@@ -72,7 +72,7 @@ def map_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a file, memory-mapped."""
     found = read_about(path)
     if found is None:
-        raise RunError(f"{path} is missing, cut short or not a file of a store")
+        raise RunError(f"{path} is missing, truncated or not a file of a store")
     arrays: dict[str, np.ndarray] = {}
     offset = HEADER
     for name, (dtype, shape) in found[0].items():

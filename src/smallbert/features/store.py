@@ -26,7 +26,7 @@ FORMAT = 1
 MANIFEST = "store.json"
 LENGTHS = "lengths.safetensors"
 KINDS = {"tokens": ("all", "first", "mean"), "dtype": ("float32", "float16", "int8")}
-REPAIR = "delete it if it is there, and run again what made the store: only what is missing is written"
+REPAIR = "delete it if it is there, and repeat the command that made the store: only what is missing is written"
 FACTS = (  # what a store is known by
     "model",
     "tokenizer",
@@ -41,7 +41,7 @@ FACTS = (  # what a store is known by
     "texts_per_shard",
     "scores",
 )
-AGAIN = "delete the folder {} and run again what made the store"
+AGAIN = "delete the folder {} and repeat the command that made the store"
 KEYS = ("store", "model", "data", "texts", "layers", "tokens", "dtype", "width", "texts_per_shard", "shards")
 
 
@@ -123,7 +123,7 @@ class Store:
         """
         index = np.asarray(index, np.int64)
         if len(index) and not 0 <= index.min() <= index.max() < len(self):
-            raise IndexError(f"this store holds the texts 0 to {len(self) - 1}")
+            raise IndexError(f"this store holds texts 0 to {len(self) - 1}")
         held = {number: place for place, number in enumerate(self.layers)}
         wanted = np.array([held[number] for number in (self.layers if layers is None else layers)])
         tokens = self.counts[index]
@@ -182,7 +182,7 @@ class Store:
         path = self.path / shard["file"]
         found = read_about(path)
         if found is None or path.stat().st_size != shard["bytes"]:
-            return f"{path} is missing, cut short or has a damaged header; {REPAIR}"
+            return f"{path} is missing, truncated or has a damaged header; {REPAIR}"
         if found[1]["crc32"] != shard["crc32"] or found[1]["store"] != self.about["store"]:
             return f"{path} belongs to another store, or its header is damaged; {REPAIR}"
         if (now := checksum_of(path)) != shard["crc32"]:
@@ -260,9 +260,9 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
         if known == FORMAT:
             parts = [(about, KEYS), *((shard, ("file", "bytes", "crc32")) for shard in about.get("shards", ()))]
             for missing in (name for part, names in parts for name in names if name not in part):
-                raise ValueError(f"it does not say {missing!r}")
+                raise ValueError(f"it has no {missing!r}")
             if store_name(about) != about["store"]:
-                raise ValueError("what it says is not what was written")
+                raise ValueError("its content is not what was written")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -18,7 +18,7 @@ from smallbert.features.store import Store, row_places
 from smallbert.model.batch import TAUGHT, Batch
 from smallbert.model.walk import Taps
 
-BRINGING = "bringing what the teacher said"
+BRINGING = "bringing the teacher's outputs"
 
 
 class Part(NamedTuple):

@@ -281,7 +281,7 @@ def _prepare(phase: Phase, setting: Setting) -> None:
     for find, how, advice in UNTRAINED:
         if stored := len(find(phase.encoder)):
             phase.notes.append(
-                f"{stored} matrices that {how} stay as they are, and only what is around them is trained; to train "
+                f"{stored} matrices that {how} are not trained, only the weights around them are; to train "
                 f"them too, {advice}"
             )
     for method in phase.methods:

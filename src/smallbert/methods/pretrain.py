@@ -59,9 +59,9 @@ class Pretrain(Train, _Corpus):
         if self.cache != type(self).cache:
             raise UserError("pretrain: words are hidden anew at every step, which no cache can hold; leave cache out")
         if not 0 < self.share < 1:
-            raise UserError(f"pretrain: share is the share of words to hide, between 0 and 1, not {self.share}")
+            raise UserError(f"pretrain: share is the share of words to mask, between 0 and 1, not {self.share}")
         if not 0 <= (self.mixed or 0) <= 1:
-            raise UserError(f"pretrain: mixed is the share of words that a second vocabulary cuts, not {self.mixed}")
+            raise UserError(f"pretrain: mixed is the share of words that a second vocabulary splits, not {self.mixed}")
         for name in ("length", "steps"):
             if (value := getattr(self, name)) is not None and value < (least := 8 if name == "length" else 1):
                 raise UserError(f"pretrain: {name} must be at least {least}, not {value}")
@@ -75,7 +75,7 @@ class Pretrain(Train, _Corpus):
             raise UserError("pretrain: mixed words need a second vocabulary; put add_vocabulary(4928) before pretrain")
         if not phase.encoder.order and getattr(phase.encoder.backbone.config, "reads", "token") != "token":
             raise UserError(
-                "pretrain: an lstm that reads whole texts has nothing to guess words by; put pretrain before it"
+                "pretrain: an lstm that reads whole texts cannot predict masked words; put pretrain before it"
             )
 
     def data(self, phase: Any) -> Any:
@@ -86,7 +86,7 @@ class Pretrain(Train, _Corpus):
         blocks = read_blocks(encoder.tokenizer, lines, min(self.length, longest_input(encoder)), mixing)
         phase.notes.append(f"read {len(blocks.tokens.ids):,} tokens of text in {len(blocks.tokens):,} blocks")
         if mixing is not None:
-            phase.notes.append(f"the second vocabulary cuts {mixing.chosen:,} of {mixing.words:,} words")
+            phase.notes.append(f"the second vocabulary splits {mixing.chosen:,} of {mixing.words:,} words")
         return masked_stream(blocks, self.share, self.whole_words, self.tokens == "all")
 
     def _mixing(self, phase: Any) -> Mixing | None:

@@ -60,7 +60,7 @@ class TrimVocabulary(Method):
         rows = len(words(encoder.backbone).weight)  # type: ignore[arg-type]
         if encoder.device.type == "meta":
             if self.size is None and task is None:
-                raise LookupError("how many pieces stay is told by texts alone")
+                raise LookupError("how many pieces are kept depends on the texts")
             return {"size": min(self.size or rows, rows), "of": rows, "covered": {}, "kept": "", "numbers": {}}
         lines = self.text is not None or task is None  # which lines_of refuses
         read = lines_of(self.text, None, self.name) if lines else _texts(task.split("train"))
@@ -69,7 +69,7 @@ class TrimVocabulary(Method):
         kept = sorted(known[piece] for piece in chosen)
         if kept[-1] >= rows:
             raise UserError(
-                f"{self.name}: the tokenizer knows a piece of number {kept[-1]}, but the model has only {rows} word "
+                f"{self.name}: the tokenizer has a piece with index {kept[-1]}, but the model has only {rows} word "
                 "embeddings; give it the tokenizer that it was trained with"
             )
         new = {number: place for place, number in enumerate(kept)}
@@ -118,7 +118,7 @@ class TrimVocabulary(Method):
         chosen = must_stay(encoder.tokenizer, numbers)
         if self.size is not None and len(chosen) > self.size:
             raise UserError(
-                f"{self.name}: {len(chosen)} pieces, the special ones and letters, stay in any case; write "
+                f"{self.name}: {len(chosen)} pieces, the special ones and letters, are always kept; write "
                 f"size={len(chosen)} or more, or small_vocabulary"
             )
         often = [piece for piece, count in counts.items() if count >= self.least]

@@ -70,7 +70,9 @@ class Watch(Method):
         found: dict[str, Any] = {"mask": self.mask}
         found["kept"] = [_share(seen[name] for name in names) for names in layers.values()]
         if before is None and phase.step > self.steps:
-            phase.notes.append("watch: what changed up to the first look after going on from a checkpoint is not known")
+            phase.notes.append(
+                "watch: changes before the first record after continuing from a checkpoint are not known"
+            )
         if before is not None:
             found["churn"] = [_share(seen[name] ^ before[name] for name in names) for names in layers.values()]
         return found

@@ -117,7 +117,7 @@ def _compute(encoder: Encoder, stream: Stream, pool: str, path: Path, stage: str
         done += len(index)
         say(stage, done, len(stream), "")
     made.flush()
-    return [f"{clipped} values beyond {LARGEST:.0f} were cut there"] if clipped else []
+    return [f"{clipped} values beyond {LARGEST:.0f} were clipped there"] if clipped else []
 
 
 def _fits(path: Path, rows: int, shape: tuple[int, int]) -> bool:

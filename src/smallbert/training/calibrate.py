@@ -32,7 +32,7 @@ def draw_texts(
     Texts of like length come together, unless batches of so many texts each are asked for.
     """
     if task is None:
-        raise UserError(f"{method} looks at training texts, and there is no task to take them from: give --task")
+        raise UserError(f"{method} reads training texts, so it needs a task: give --task")
     train = task.split("train")
     chosen = np.random.default_rng(seed).permutation(len(train))[:count]
     stream = tokenise(encoder.tokenizer, train.take(chosen.tolist()), task.kind, usable_length(encoder, None, task))

@@ -51,7 +51,7 @@ def load_checkpoint(phase: Phase, folder: Path, key: str) -> bool:
     except FileNotFoundError:
         return False
     except (OSError, ValueError, SafetensorError):
-        phase.notes.append("the last checkpoint was not whole, so the phase began anew")
+        phase.notes.append("the last checkpoint was incomplete, so the phase started again")
         return False
     parts: dict[str, dict[str, Tensor]] = {"encoder": {}, "modules": {}, "optimiser": {}}
     for name, tensor in tensors.items():

@@ -18,7 +18,7 @@ def check_has_layers(model: Encoder) -> None:
     if not model.order:
         raise UserError(
             f"align: a model of type {model.family!r} has no layers to compare; write align('hidden', "
-            "layers={-1: -1}, transform='linear') to compare what comes out of both models"
+            "layers={-1: -1}, transform='linear') to compare the last hidden states of both models"
         )
 
 
@@ -34,7 +34,7 @@ def check_tokens(student: Encoder, teacher: Encoder) -> None:
     """Refuse two models that cut texts into other tokens."""
     if not same_tokens(teacher.tokenizer, student.tokenizer):
         raise UserError(
-            "align compares token by token, but the teacher cuts texts into other tokens than the student; "
+            "align compares token by token, but the teacher tokenises differently from the student; "
             "take a teacher with the student's tokenizer, or use distill; trim_vocabulary belongs before the "
             "teacher's training, or at the end"
         )
@@ -76,8 +76,8 @@ def check_windows(student: Encoder, teacher: Encoder, pairs: Pairs, longest: int
         near, far = _window(student, mine) or longest, _window(teacher, its) or longest
         if near < min(far, longest):
             raise UserError(
-                f"align: the teacher's layer {its} looks further than the {near - 1} tokens that the student's layer "
-                f"{mine} sees, and {metric} of that has no end; pair layers that see alike, or write metric='mse'"
+                f"align: the teacher's layer {its} attends further than the {near - 1} tokens that the student's layer "
+                f"{mine} sees, so {metric} is infinite; pair layers with the same reach, or write metric='mse'"
             )
 
 

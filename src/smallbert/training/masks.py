@@ -134,7 +134,7 @@ def stack_up(encoder: Encoder, names: list[str]) -> Stacks:
     if not names and sparse_linears(encoder):
         raise UserError(
             f"there is no weight to prune: the matrices of this {encoder.family} model are stored without their zeros, "
-            "and stay as they are; prune before sparse, as in magnitude(0.1) + train | sparse"
+            "and are not trained; prune before sparse, as in magnitude(0.1) + train | sparse"
         )
     if not names:
         raise UserError(
@@ -205,8 +205,8 @@ def check_trained(phase: Phase, label: str, what: What) -> None:
     frozen = phase.settings.freeze
     if frozen == "backbone" or (frozen == "embeddings" and "embeddings" in what):
         raise UserError(
-            f"{label} prunes weights by how they are trained, but train(freeze={frozen!r}) leaves some of them as they "
-            "are; do not freeze them, or use movement, which can train masks alone"
+            f"{label} prunes weights by how they are trained, but train(freeze={frozen!r}) does not train some of "
+            "them; do not freeze them, or use movement, which can train masks alone"
         )
 
 
@@ -216,11 +216,11 @@ def settle_masks(phase: Phase, what: What) -> None:
     hold_zeros(phase.encoder, names)
     share = note_density(phase, names, what, None if keep is None else keep.end)
     if keep is None and share > 0.999:
-        phase.notes.append("next to nothing was pruned in so few steps by so weak a pull: train longer, or pull more")
+        phase.notes.append("almost nothing was pruned in so few steps by so low a pull: train longer, or raise pull")
     masked = 0 if keep is None else sum(keep.at(step / phase.total) < 1 for step in range(phase.total))
     if keep is not None and masked < FEW:
         phase.notes.append(
-            f"only {masked} of the phase's {phase.total} steps saw fewer weights than all, so that what is left was "
+            f"only {masked} of the phase's {phase.total} steps ran with pruned weights, so the weights left were "
             "hardly trained without the rest; train longer"
         )
 
@@ -245,5 +245,5 @@ def note_density(phase: Phase, names: list[str], what: What, keep: float | None 
         f"{(whole - gone) / whole:.2%} of all {whole:,} parameters"
     )
     if keep is not None and left < 0.98 * keep * masked:
-        phase.notes.append(f"{keep:.2%} were to be kept, but fewer were there: zeros of earlier phases stay zeros")
+        phase.notes.append(f"{keep:.2%} were to be kept, but fewer were left: zeros of earlier phases stay zero")
     return left / masked

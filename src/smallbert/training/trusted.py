@@ -63,9 +63,9 @@ def check_trust(phase: Phase, name: str) -> None:
     if (found := trust(phase, name)) is None:
         return
     theirs, ours = phase.teacher(name).head.labels, (phase.task.labels if phase.task else ())
-    guess = "" if found.right > found.commonest else ", no more than always saying the commonest would be"
+    guess = "" if found.right > found.commonest else ", no more than always predicting the most frequent one"
     phase.notes.append(
-        f"answers of {name!r} are right for {found.right:.1%} of {found.labels:,} training labels{guess}"
+        f"predictions of {name!r} are right for {found.right:.1%} of {found.labels:,} training labels{guess}"
     )
     if found.gain < MUCH:
         return
@@ -76,7 +76,7 @@ def check_trust(phase: Phase, name: str) -> None:
             f"the teacher {name!r} is right for {found.right:.0%} of {found.labels} training labels, and {said}; give "
             "its classes their names, as id2label in its config.json or labels in its encoder.json"
         )
-    phase.notes.append(f"{name!r} may mean other classes: {said}")
+    phase.notes.append(f"{name!r} may have its classes in another order: {said}")
 
 
 def _best_order(counts: np.ndarray) -> tuple[list[int], float]:
