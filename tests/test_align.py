@@ -397,7 +397,7 @@ def test_a_copied_layer_learns_from_the_one_it_was_copied_from(keep, total, kept
         ("distill(temperature=1e400)", "must be a finite number"),
         ("align(share=0.5)", "is for a schedule"),
         ("align('embeddings', layers='last')", "leave out 'last'"),
-        ("align('attention', heads=4)", "settings of relations"),
+        ("align('attention', heads=4)", "settings for what='relations'"),
         ("align(layers={1: 2, 1: 3})", "stands in this dict twice"),
     ],
 )
@@ -472,7 +472,7 @@ def test_a_teachers_scores_come_and_go(pair):
     assert str(Recipe("distill('a', 0.5, 1.0, 'ce', 9)")) == str(
         Recipe("distill('a', 0.5, 1.0, 'ce', 9, 'constant', 1.0)")
     )
-    with pytest.raises(UserError, match="come and go together"):
+    with pytest.raises(UserError, match="fade together"):
         phase_of(f"distill(teacher={folder!r}) + distill(alpha=0.2, schedule='fade_out') + {WHOLE}", student, TASK)
 
 

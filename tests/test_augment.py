@@ -367,7 +367,7 @@ def test_labels_are_kept_when_asked():
     }.items():
         with pytest.raises(UserError, match=words):
             run(recipe, small(), task)
-    with pytest.raises(UserError, match="tags with them"):
+    with pytest.raises(UserError, match="labels='kept' does not fit"):
         run(f"augment(ways='grams', labels='kept') + {SHORT}", small(), toy_task("tag", 24))
 
 

@@ -97,7 +97,7 @@ def uneven():
         ("head", f"{SHORT} | mix_layers(gradual=0.5)", "in the same phase"),
         ("head", f"{SHORT} | pool_layers(detach=True)", "in the same phase"),
         ("head", f"{SHORT} | ternary + quantize_aware + {SHORT}", "rounds the same weights"),
-        ("head", f"{SHORT} | magnitude(0.5) + {SHORT} | binary + {SHORT}", "a sign has no zero"),
+        ("head", f"{SHORT} | magnitude(0.5) + {SHORT} | binary + {SHORT}", "one bit has no zero"),
         ("head", f"{SHORT} | unlabelled + {SHORT}", "only a teacher can use"),
         ("head", f"{SHORT} | train(freeze='backbone', store='nowhere')", "holds no store"),
         # Marks and teachers.
@@ -114,16 +114,16 @@ def uneven():
         ("head", f"{SHORT} | {NARROW} | align('attention') + {SHORT}", "2 heads and the teacher with 4"),
         ("head", f"{SHORT} | {NARROW} | align('relations', heads=3) + {SHORT}", "that 3 divides, and one is 8"),
         ("head", f"{SHORT} | small_vocabulary(40) | align + {SHORT}", "tokenises differently"),
-        ("head", f"{SHORT} | distill + distill + {SHORT}", "distill stands in one phase twice with the same settings"),
-        ("head", f"{SHORT} | align + align + {SHORT}", "align stands in one phase twice"),
-        ("head", f"{SHORT} | share_projections + share_projections(2.0) + {SHORT}", "stands in one phase twice"),
+        ("head", f"{SHORT} | distill + distill + {SHORT}", "distill is in one phase twice with the same settings"),
+        ("head", f"{SHORT} | align + align + {SHORT}", "align is in one phase twice"),
+        ("head", f"{SHORT} | share_projections + share_projections(2.0) + {SHORT}", "is in one phase twice"),
         # Texts and who finds words.
         ("head", f"{SHORT} | pretrain(mixed=0.5)", "need a second vocabulary"),
         ("head", f"{SHORT} | pretrain + distill", "the teacher has no masked-LM head"),
         ("head", f"{SHORT} | pretrain + unlabelled + distill", "both bring data"),
         ("head", f"{SHORT} | lstm(6, inner=5) | pretrain", "put pretrain before it"),
         ("head", f"{SHORT} | augment(ways='nearest', model='nowhere/at-all') + distill + {SHORT}", "nowhere/at-all"),
-        ("head", f"{SHORT} | augment + distill + {SHORT}", "to find words for augment has no masked-LM head"),
+        ("head", f"{SHORT} | augment + distill + {SHORT}", "that finds words for augment has no masked-LM head"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_trained(start, recipe, phrase, trained):

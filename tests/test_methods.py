@@ -332,7 +332,7 @@ def test_a_teacher_may_read_more_of_a_text_than_its_student(kind):
 
 def test_a_teacher_that_reads_more_is_refused_where_tokens_or_spans_are_compared(encoder):
     for recipe, model, task, words in (
-        (f"align('hidden') + distill(length=40) + {WHOLE}", encoder, TASK, "compares what both make"),
+        (f"align('hidden') + distill(length=40) + {WHOLE}", encoder, TASK, "compares both on the same"),
         (
             f"distill(length=40) + {WHOLE}",
             run("head", small(), toy_task("answer")).encoder,

@@ -245,7 +245,7 @@ def test_a_fisher_matrix_that_cannot_fit_is_refused(encoder, monkeypatch):
     assert 8 < fits < 64
     run(recipe.format(fits), encoder, TASK, judge=False)
     monkeypatch.setattr("smallbert.methods.second_order.free_memory", lambda device: training // 2)
-    with pytest.raises(UserError, match="smaller blocks would not do either"):
+    with pytest.raises(UserError, match="smaller blocks do not fit either"):
         run(recipe.format(1), encoder, TASK)
 
 

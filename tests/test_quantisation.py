@@ -601,23 +601,23 @@ def test_outliers_are_far_and_stay_as_they_are(encoder, tmp_path):
     ("recipe", "match"),
     [
         ("quantize(5)", "bits must be 8, 4, 3, 2 or 1"),
-        ("quantize(4, scope='group', group=0)", "group is how many numbers"),
+        ("quantize(4, scope='group', group=0)", "group is how many weights"),
         ("quantize(1, symmetric=False)", "one bit is a sign"),
         ("quantize(smooth=0.5)", "needs activations"),
         ("quantize(smooth='search')", "needs activations"),
         ("quantize(activations=True, smooth='much')", "'search'"),
-        ("quantize(8, group=16)", "no effect where a row shares a scale"),
-        ("quantize_aware(8, group=16) + train(epochs=1)", "no effect where a row shares a scale"),
+        ("quantize(8, group=16)", "no effect with scope='row'"),
+        ("quantize_aware(8, group=16) + train(epochs=1)", "no effect with scope='row'"),
         ("quantize(4, scope='group', group=100000)", "longer than any row of this model"),
         ("mixed_bits(3, group=100000)", "longer than any row of this model"),
         ("quantize(8, texts=32)", "texts=32 has no effect"),
         ("quantize(activations='static', smooth=1.0)", "smooth is a strength"),
-        ("quantize(texts=0)", "texts is how many"),
+        ("quantize(texts=0)", "texts is the number of"),
         ("quantize(4) | quantize(3)", "no real-valued matrix left to round"),
         ("codebook | quantize", "no real-valued matrix left to round"),
         ("codebook(7)", "bits must be"),
         ("codebook(outliers=0.0)", "standard deviations above 0"),
-        ("codebook(texts=0)", "how many texts"),
+        ("codebook(texts=0)", "the number of texts"),
         ("codebook(texts=64)", "texts=64 is for feedback=True"),
         ("codebook(2, outliers=1e-9)", r"outliers=1e-09, 100% of the weights .* such as 3\.55"),
         ("finetune(epochs=1) | codebook(2, outliers=1.5)", "13% of the weights would be outliers"),
@@ -661,7 +661,7 @@ def test_an_lstm_keeps_its_own_matrices(recipe):
 @pytest.mark.parametrize("recipe", ["quantize(1)", "mixed_bits(1.5, fewest=1)", "binary"])
 def test_one_bit_for_what_was_pruned_is_refused(recipe):
     pruned = run("head | prune(0.5)", small(), TASK).encoder
-    with pytest.raises(UserError, match="a sign has no zero"):
+    with pytest.raises(UserError, match="one bit has no zero"):
         run(recipe, pruned, TASK)
 
 

@@ -356,7 +356,7 @@ def test_a_budget_that_cannot_be_held_is_refused_before_anything_is_trained(enco
     with pytest.raises(UserError, match="give a larger budget") as refusal:
         run(f"{SHORT} | mixed_bits({budget})", encoder, TASK)
     told = str(refusal.value)
-    assert "bits a weight on average" in told if budget == "1.5" else "a folder of 0.005 MB" in told
+    assert "bits per weight are too few" in told if budget == "1.5" else "a folder of 0.005 MB" in told
     assert ("embeddings take 0.00" in told) == ("MB" in budget)
     if "MB" in budget:  # what it names as enough is enough
         enough = float(told.split("larger budget, ")[1].split()[0])
@@ -375,8 +375,8 @@ def test_a_budget_that_cannot_be_held_is_refused_before_anything_is_trained(enco
         (f"codebook_aware + ternary + {SHORT}", "another method of this phase rounds"),
         (f"codebook_aware(outliers=-1.0) + {SHORT}", "codebook_aware: outliers is a number of standard deviations"),
         (f"codebook_aware(2, outliers=1e-9) + {SHORT}", "codebook_aware: with outliers=1e-09, 100% of the weights"),
-        (f"magnitude(0.5) + binary + {SHORT}", "a sign has no zero"),
-        ("prune(0.5) | binary", "a sign has no zero"),
+        (f"magnitude(0.5) + binary + {SHORT}", "one bit has no zero"),
+        ("prune(0.5) | binary", "one bit has no zero"),
         ("quantize | ternary", "no real-valued matrix left to round"),
         ("mixed_bits(1.5)", "give a larger budget"),
         ("mixed_bits(0.0)", "budget is above 0"),

@@ -65,7 +65,7 @@ class Method(Combines):
         if taken := sorted({field.name for field in fields_of(cls)} & set(dir(Method))):
             raise TypeError(f"{cls.__name__}: a setting cannot be called {taken[0]!r}, which every method already has")
         if cls.name in RESERVED:
-            raise TypeError(f"{cls.__name__}: {cls.name!r} is a word of the recipe language")
+            raise TypeError(f"{cls.__name__}: {cls.name!r} is a reserved word of recipes")
         if not shared and not cls.__name__.startswith("_"):  # a base of several techniques is none of its own
             METHODS.add(cls.name, cls)
 
@@ -79,7 +79,7 @@ class Method(Combines):
                 hint = did_you_mean(name, names)
                 raise UserError(f"{self.name} has no setting {name!r}.{hint} Its settings are: {self.options()}")
             if name in names[: len(values)]:
-                raise UserError(f"{self.name} was given {name!r} twice, by its place and by its name; write it once")
+                raise UserError(f"{self.name} was given {name!r} twice, by position and by name; write it once")
         given = dict(zip(names, values, strict=False)) | settings
         for field in fields_of(type(self)):
             value = given[field.name] if field.name in given else self._default(field)

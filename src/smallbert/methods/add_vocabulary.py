@@ -12,11 +12,11 @@ from smallbert.model.words import WORDS, WordHead, fill_rows
 
 
 class AddVocabulary(SmallVocabulary):
-    """Give the word table rows for a second, small WordPiece vocabulary, learned beside the first by pretrain.
+    """Add word embeddings for a second, small WordPiece vocabulary, learned beside the first by pretrain.
 
-    add_vocabulary(4928) | pretrain('text.txt', mixed=0.5)      about half of the words are cut by the small vocabulary
+    add_vocabulary(4928) | pretrain('text.txt', mixed=0.5)      half of the words are split by the small vocabulary
     … | small_vocabulary                                        which is then the only one
-    Texts of tasks are read with the first vocabulary until then. A new piece begins as in small_vocabulary.
+    Texts of tasks are read with the first vocabulary until then. A new piece starts as in small_vocabulary.
     """
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:

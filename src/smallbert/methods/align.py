@@ -55,32 +55,32 @@ EDGE = 1e-9  # shares of a phase are compared with steps / total, which is round
 
 
 class Align(Method):
-    """Learn from what a teacher's layers do: bring hidden states, attention or relations closer to the teacher's.
+    """Learn from the inside of a teacher: bring hidden states, attention or relations closer to the teacher's.
 
-    what: 'hidden', what comes out of layers; 'first', the same of each text's first token; 'embeddings', what goes into
-        the first layer; 'moments', mean and variance of each token's features; 'gram', products of all tokens of a
-        text, divided by the width; 'attention', its probabilities; 'scores', what these are the softmax of (MPNet and
-        DeBERTa: less each row's mean); 'relations', softmax of the products of queries, of keys and of values (MiniLM)
+    what: 'hidden', outputs of layers; 'first', the same for each text's first token; 'embeddings', the input of the
+        first layer; 'moments', mean and variance of each token's features; 'gram', products of all pairs of tokens of
+        a text, divided by the width; 'attention', its probabilities; 'scores', these before the softmax (MPNet and
+        DeBERTa: minus each row's mean); 'relations', softmax of the products of queries, of keys and of values (MiniLM)
     layers: which of the teacher's L layers teaches layer m of the student's M: 'uniform', m L / M, which student copies
         too; 'whole', the same, and embedding output by embedding output; 'skip', as uniform, but without the student's
         last; 'first', m; 'last', L - M + m; or pairs, {3: 6, -1: -1} or [[3, 6], [-1, -1]]. Layers are numbered from 1;
         -1 is the last, and 0 the embedding output, which has no attention, scores or relations.
-    tokens: which tokens of a text count: 'all'; 'first'; 'masked', those to be guessed in pretrain; 'first_piece',
+    tokens: which tokens of a text count: 'all'; 'first'; 'masked', those to predict in pretrain; 'first_piece',
         those that begin a word, where words have labels
-    transform: before comparing: 'none'; 'l2', vectors to length 1; 'norm', to mean 0 and variance 1; 'linear', the
+    transform: before comparing: 'none'; 'l2', vectors to length 1; 'norm', to mean 0, variance 1; 'linear', the
         student's by a learned map to the teacher's width, one for all layers; 'linear_each', by one for each pair
     metric: how far apart: 'mse'; 'cosine', 1 - cos; 'kl', KL(teacher || student) of softmaxes; 'ce', the same with the
-        teacher's own entropy left in; 'l1', the mean absolute difference
+        teacher's entropy added; 'l1', the mean absolute difference
     weight: weight of this term in the phase's loss
-    schedule: course of the weight: 'constant'; 'progressive', one pair of layers after the other, each with the whole;
-        'stacked', the same, but pairs stay, each with an equal part; 'fade_in' from 0, 'fade_out' to 0, linearly
+    schedule: the weight over time: 'constant'; 'progressive', one pair of layers after another, each with all of it;
+        'stacked', the same, but earlier pairs stay, in equal parts; 'fade_in' from 0, 'fade_out' to 0, linearly
     teacher: who teaches: 'latest' (the last encoder trained on the task without a teacher; before one, the given model
         if it was made for the task), a name given by mark(), a model folder, or a name on the hub
     share: share of the phase's steps, from its beginning, that a schedule takes; 'progressive' weighs nothing after it
-    heads: equal parts in which relations are compared; 0 takes the teacher's number of attention heads
-    of: what relations are of: any of the letters q, k and v; their distances are added up
-    task: weight of the labels' loss (in pretrain the hidden words'), times what distill leaves it; 0: teachers alone
-    lr: learning rate of the maps of 'linear' and 'linear_each', which are gone when the phase ends
+    heads: equal parts into which relations are split; 0 takes the teacher's number of attention heads
+    of: what relations are computed of: any of the letters q, k and v; their losses are added up
+    task: weight of the labels' loss (in pretrain the masked words'), times what distill leaves it; 0: teachers alone
+    lr: learning rate of the maps of 'linear' and 'linear_each', which are removed when the phase ends
     """
 
     trains: ClassVar[bool] = True
@@ -110,17 +110,17 @@ class Align(Method):
         if self.transform not in (known := TRANSFORMS.get(self.what, ("none",))):
             raise UserError(f"align: of {self.what} the transform is {' or '.join(known)}, not {self.transform!r}")
         if not self.of or not set(self.of) <= set("qkv") or len(set(self.of)) < len(self.of):
-            raise UserError(f"align: of names what relations are of, such as 'qkv' or 'v', not {self.of!r}")
+            raise UserError(f"align: of is any of the letters q, k and v, such as 'qkv' or 'v', not {self.of!r}")
         if self.what == "embeddings" and self.layers != "uniform":
-            raise UserError(f"align('embeddings') compares what comes before all layers; leave out {self.layers!r}")
+            raise UserError(f"align('embeddings') compares the input of the first layer; leave out {self.layers!r}")
         if not isinstance(self.layers, str):
             self._pairs(MANY, MANY)
         if self.what != "relations" and (self.heads or self.of != "qkv"):
-            raise UserError(f"align: heads and of are settings of relations; {self.what} has none, so leave them out")
+            raise UserError(f"align: heads and of are settings for what='relations'; leave them out with {self.what}")
         if self.what == "first" and self.tokens not in ("all", "first"):
             raise UserError(f"align('first') compares first tokens alone; leave out tokens={self.tokens!r}")
         if self.lr != type(self).lr and not self.transform.startswith("linear"):
-            raise UserError(f"align: transform={self.transform!r} learns no map that lr could be for; leave it out")
+            raise UserError(f"align: transform={self.transform!r} learns no map, so lr has no effect; leave lr out")
         if self.schedule == "constant" and self.share != 1:
             raise UserError(f"align: share={self.share} is for a schedule; write one, such as schedule='fade_in'")
 

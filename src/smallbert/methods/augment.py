@@ -20,27 +20,27 @@ from smallbert.sources import find_model, folder_read
 from smallbert.tasks.task import Split
 from smallbert.texts.augmenting import WAYS, Guesser, changes, copies_of, may_change, taken_apart
 
-FINDER = "the model that is to find words for augment"
+FINDER = "the model that finds words for augment"
 CHUNK = 64  # rows worked on at a time, and the least that a kill loses
 
 
 class Augment(Method):
     """Add changed copies of the task's own training texts, which a teacher labels.
 
-    copies: copies of each text at most; all differ, so that a short text has fewer. Of two texts half of the copies
+    copies: most copies of each text; all differ, so a short text has fewer. Of two texts half of the copies
         change the first and half the second; of a question and its context all change the question.
-    ways: how copies are changed: 'masked' replaces words by one of the 15 that a masked LM would put there (those of
-        several pieces as 'nearest' does), 'nearest' by one of the 15 with the nearest embeddings, 'mask' by the mask
-        token; 'delete' leaves words out; 'grams' keeps one to five in a row and no others. Several are done to each
-        copy in this order, with one share, ['mask', 'grams'], or each with its own, {'mask': 0.1, 'grams': 0.25}.
-    share: chance of each word to change, if it is all letters and no English stop word; for 'grams', chance of each
-        copy; not used where `ways` has shares of its own
-    labels: labels of the copies: 'teacher', none, so that a teacher alone says what they are; 'kept', those of the
-        texts they are made of
-    model: who finds words for 'masked' and 'nearest': a name given by mark(), a model folder, or a name on the hub; ''
-        is the encoder that the phase trains
-    seed: seed of what changes; the seed of the run has no part in it
-    folder: folder in which copies are kept, for other runs too; '' keeps them with the run, and they go when it ends
+    ways: how copies are changed: 'masked' replaces words by one of a masked LM's 15 best (words of several pieces as
+        'nearest' does), 'nearest' by one of the 15 with the nearest embeddings, 'mask' by the mask token; 'delete'
+        leaves words out; 'grams' keeps only one to five words in a row. Several are applied to each copy in this
+        order, with one share, ['mask', 'grams'], or each with its own, {'mask': 0.1, 'grams': 0.25}.
+    share: probability that a word changes, if it is all letters and no English stop word; for 'grams', that a copy
+        does; not used where `ways` has its own shares
+    labels: labels of the copies: 'teacher', none, so that only a teacher's predictions are learned; 'kept', those of
+        the texts they are made of
+    model: the model that finds words for 'masked' and 'nearest': a name given by mark(), a model folder, or a name on
+        the hub; '' is the encoder that the phase trains
+    seed: random seed of the changes; they do not depend on the seed of the run
+    folder: folder in which copies are kept, for other runs too; '' deletes them when the run ends
     """
 
     stage: ClassVar[int] = 6
@@ -67,7 +67,7 @@ class Augment(Method):
         if self.model and not {"masked", "nearest"} & self._ways().keys():
             raise UserError(f"augment: ways={self.ways!r} replaces no words, so leave out model={self.model!r}")
         if {"masked", "nearest"} <= self._ways().keys():
-            raise UserError("augment: 'masked' and 'nearest' both say how words are found; take one of them")
+            raise UserError("augment: 'masked' and 'nearest' are two ways to replace words; take one of them")
         if self.copies < 1 or not self._ways():
             raise UserError(f"augment: at least one copy in one way is needed, not {self.copies} in {self.ways!r}")
 
@@ -85,7 +85,9 @@ class Augment(Method):
         if self.labels == "teacher":
             check_taught(phase, self.name)
         elif phase.task and phase.task.kind == "tag" and {"delete", "grams"} & set(self._ways()):
-            raise UserError("augment: words that are left out take their tags with them; use other ways, or a teacher")
+            raise UserError(
+                "augment: labels='kept' does not fit words that are left out; use other ways, or labels='teacher'"
+            )
         if self.model and self.model not in phase.marks:
             find_model(self.model)
         finder = phase.marks.get(self.model) if self.model else phase.encoder

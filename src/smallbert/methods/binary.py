@@ -29,13 +29,13 @@ HALVES = ("first", "second")
 
 
 class Binary(Aware):
-    """Let each weight be -a or a, while training if there is any, and store it in one bit.
+    """Round each weight to -a or a, during training if there is any, and store it in one bit.
 
     scope: which weights share one a: 'row' each row of a matrix, 'tensor' the whole matrix
-    embeddings: bits per number of the embedding tables; None makes them binary too
+    embeddings: bits per weight of the embedding tables; None makes them binary too
     activations: how inputs of linear layers are rounded: False not at all; True to 8 bits, each token by its own
-        largest number; 'static' to 8 bits, by one fixed range per layer, found on training texts
-    split: whether each linear layer becomes two binary ones that add up to its ternary values, with two bits per weight
+        largest value; 'static' to 8 bits, by one fixed range per layer, found on training texts
+    split: whether each linear layer becomes two binary ones that sum to its ternary weights, with two bits per weight
         in all; needs scope='row'
     """
 

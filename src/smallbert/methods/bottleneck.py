@@ -16,19 +16,19 @@ from smallbert.texts.data import longest_input
 
 
 class Bottleneck(Method):
-    """Take a new model of thin layers between bottlenecks, as MobileBERT's, as the student.
+    """Make a student of thin layers between bottlenecks, like MobileBERT.
 
     layers: number of layers
     width: features of the hidden states between layers
     inner: features within a layer
     heads: attention heads of a layer, which divide `inner` among them
-    ffns: feed-forward networks of a layer, one behind the other
+    ffns: feed-forward networks of a layer, one after another
     ffn: inner neurons of each of them
-    embed: numbers of a word's embedding, at most the teacher's if copied; those of three neighbours are read at each
-        place
-    values: what attention passes on: 'outside', the wide state between layers; 'inside', the narrow one within
+    embed: dimensions of a word's embedding, at most the teacher's if copied; each position reads those of three
+        neighbouring words
+    values: input of attention's values: 'outside', the wide state between layers; 'inside', the narrow one within
     norm: 'none', a learned scale and shift in place of layer norms; 'layer', layer norms
-    words: word embeddings: 'copy', the teacher's, reduced to their main directions for a smaller `embed`; 'new', random
+    words: word embeddings: 'copy', the teacher's, reduced by SVD for a smaller `embed`; 'new', random
 
     bottleneck                              MobileBERT: 24 layers, 512 wide outside and 128 inside, 25 M parameters
     bottleneck(ffns=2, values='inside')     MobileBERT-tiny
@@ -48,7 +48,7 @@ class Bottleneck(Method):
     def check(self) -> None:
         """Sizes that fit each other."""
         if min(self.layers, self.width, self.inner, self.heads, self.ffns, self.ffn, self.embed) < 1:
-            raise UserError(f"bottleneck: every size is a whole number from 1, as {self} is not")
+            raise UserError(f"bottleneck: every size must be a whole number from 1, unlike {self}")
         if self.inner % self.heads:
             raise UserError(f"bottleneck: inner={self.inner} does not split into {self.heads} equal heads")
 

@@ -30,15 +30,15 @@ MANY = 0.1  # the share of outliers, eight bytes each, from which on little is s
 
 
 class Codebook(Method):
-    """Store each matrix as a few centroids, which of them each weight is, and its outliers.
+    """Store each matrix as a few centroids, the index of one for each weight, and outliers in full.
 
     bits: bits per weight; each matrix has 2^bits centroids
-    embeddings: bits per number of the embedding tables; None takes `bits`
+    embeddings: bits per weight of the embedding tables; None takes `bits`
     outliers: distance from the mean of a matrix, in standard deviations, beyond which a weight is stored in full, in
         eight bytes
-    feedback: whether weights of linear layers go to centroids column by column, later columns making up for the errors
-        of earlier ones on training texts (GPTQ), and outliers for all they can; the paper does without
-    texts: number of training texts, drawn at random, that feedback looks at
+    feedback: whether weights of linear layers are assigned column by column, later columns correcting the errors of
+        earlier ones on training texts (GPTQ), and outliers what they can; the paper has no feedback
+    texts: number of training texts, drawn at random, that feedback uses
     """
 
     bits: Few = 3
@@ -51,9 +51,9 @@ class Codebook(Method):
         """A distance and a number of texts."""
         check_outliers(self.name, self.outliers)
         if self.texts < 1:
-            raise UserError(f"{self.name}: texts is how many texts are looked at, 1 or more, not {self.texts}")
+            raise UserError(f"{self.name}: texts is the number of texts to use, 1 or more, not {self.texts}")
         if self.texts != TEXTS and not self.feedback:
-            raise UserError(f"{self.name}: texts={self.texts} is for feedback=True, which looks at texts; leave it out")
+            raise UserError(f"{self.name}: texts={self.texts} is for feedback=True, which uses texts; leave it out")
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """What is stored so, and how many outliers each has."""

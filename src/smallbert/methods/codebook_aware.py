@@ -51,12 +51,12 @@ class Books(nn.Module):
 
 
 class CodebookAware(SeenRounded):
-    """Train with each weight at the nearest of a few centroids but for outliers, then store it so.
+    """Train with each weight, except outliers, rounded to the nearest of a few centroids, then store it so.
 
     bits: bits per weight; each matrix has 2^bits centroids
-    embeddings: bits per number of the embedding tables; None takes `bits`
+    embeddings: bits per weight of the embedding tables; None takes `bits`
     outliers: distance from the mean of a matrix, in standard deviations, beyond which a weight is learned and stored in
-        full; which weights that are is settled when the phase begins
+        full; which weights these are is fixed when the phase begins
     """
 
     trains: ClassVar[bool] = True

@@ -18,7 +18,7 @@ EXAMPLES = 256  # training texts on which is seen what varies
 class CutToMixture(Method):
     """Drop the layers above the last one that the learned mixture, or a pooler, still reads.
 
-    mass: share of the mixture that must lie in the layers that stay
+    mass: share of the mixture that must lie in the layers that are kept
     weigh: 'shares' counts each layer by its weight in the mixture, 'variation' by that times how much its state differs
         from text to text
     """
@@ -58,7 +58,7 @@ class CutToMixture(Method):
 def _variation(encoder: Any, task: Any) -> list[float]:
     """How far each hidden state lies from its own mean over texts, in what the head looks at."""
     if task is None:
-        raise UserError("cut_to_mixture(weigh='variation') looks at training texts, so it needs a task: give --task")
+        raise UserError("cut_to_mixture(weigh='variation') reads training texts, so it needs a task: give --task")
     rows = task.split("train")
     stream = tokenise(
         encoder.tokenizer, rows.take(range(min(EXAMPLES, len(rows)))), task.kind, usable_length(encoder, None, task)

@@ -12,7 +12,7 @@ from smallbert.training.masks import What
 
 
 class DeleteInformation(OneShot):
-    """Set the smallest weights to zero once, and let training grow them again.
+    """Set the smallest weights to zero once; later training may change them again.
 
     scope: 'local' keeps the share `keep` of every matrix, as the paper does, 'global' of all matrices taken together
     what: where weights are zeroed: 'layers' in all matrices of the layers; 'pooler' adds the pretrained dense layer

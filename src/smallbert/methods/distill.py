@@ -28,12 +28,12 @@ class Distill(Method):
 
     teacher: who teaches: 'latest' (the last encoder trained on the task without a teacher; before one, the given model
         if it was made for the task), a name given by mark(), a model folder, or a name on the hub
-    alpha: weight of the teacher's term; the labels have the rest. Of n teachers in one phase each has its alpha / n.
-    temperature: T, by which scores are divided before the softmax; higher shows more of the classes that are not chosen
+    alpha: weight of the teacher's term; the labels get the rest. Of n teachers in one phase each gets its alpha / n.
+    temperature: T, by which scores are divided before the softmax; higher gives more weight to the less likely classes
     metric: how scores are compared: 'kl', T^2 KL(teacher || student) of softmaxes; 'ce', the same with the teacher's
-        own entropy left in; 'mse', mean squared difference, without T, as it is of regressions in any case
-    length: tokens of a text that the teacher reads at most, as --length is the student's; None: as many as the student
-    schedule: course of alpha: 'constant'; 'fade_in' from 0, 'fade_out' to 0, linearly; the labels have the rest at
+        entropy added; 'mse', mean squared difference, without T, which regressions always use
+    length: most tokens of a text that the teacher reads, as --length is for the student; None: as many as the student
+    schedule: alpha over time: 'constant'; 'fade_in' from 0, 'fade_out' to 0, linearly; the labels get the rest at
         every step
     share: share of the phase's steps, from its beginning, in which alpha fades in or out
     """
@@ -72,8 +72,8 @@ class Distill(Method):
         phase.name_of(self)
         if self.metric == "mse" and self.temperature != type(self).temperature:
             raise UserError(
-                f"distill: temperature={self.temperature:g} has no effect with metric='mse', which compares scores as "
-                "they are; leave it out, or take metric='kl'"
+                f"distill: temperature={self.temperature:g} has no effect with metric='mse', which compares raw "
+                "scores; leave it out, or take metric='kl'"
             )
         teacher, kind = phase.teachers.expect(self.teacher), phase.task and phase.task.kind
         if any(method.guesses for method in phase.methods):
@@ -88,14 +88,12 @@ class Distill(Method):
                 raise UserError("distill: a teacher that reads more of a text can teach texts and words, not spans")
         for other in phase.methods:
             if other.name == self.name and (other.schedule, other.share) != (self.schedule, self.share):
-                raise UserError(
-                    "distill: teachers of one phase come and go together; give all the same schedule and share"
-                )
+                raise UserError("distill: teachers of one phase fade together; give all the same schedule and share")
         for other in phase.methods if self.length is not None else ():
             if other.teaches and other.teacher == self.teacher and getattr(other, "length", None) != self.length:
                 raise UserError(
-                    f"distill(length={self.length}) lets the teacher read other tokens than the student, but "
-                    f"{other.name} compares what both make of the same ones; put them into phases of their own"
+                    f"distill(length={self.length}) gives the teacher other tokens than the student, but "
+                    f"{other.name} compares both on the same ones; put them into phases of their own"
                 )
 
     def attach(self, phase: Any) -> None:

@@ -11,11 +11,11 @@ from smallbert.model.surgery import counterpart, keep_layers
 class DropLayers(Method):
     """Keep some layers and drop the rest.
 
-    keep: number of layers that stay, fewer than there are, or their share, between 0 and 1, but one layer at least
-    which: which layers stay: 'even', evenly up to the last; 'spread', evenly from the first to the last; 'first';
+    keep: number of layers to keep, fewer than there are, or their share, between 0 and 1; at least one layer
+    which: which layers to keep: 'even', evenly up to the last; 'spread', evenly from the first to the last; 'first';
         'last'; 'ends', half of them from either end
 
-    Of twelve layers, counted from 0, the six that stay are:
+    Of twelve layers, counted from 0, the six kept are:
 
     even    1, 3, 5, 7, 9, 11        spread  0, 2, 4, 7, 9, 11, as DistilBERT has them
     ends    0, 1, 2, 9, 10, 11       first   0, 1, 2, 3, 4, 5        last    6, 7, 8, 9, 10, 11

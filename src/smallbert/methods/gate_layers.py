@@ -18,9 +18,9 @@ from smallbert.model.mixing import Gates, check_free, check_no_pooler
 class GateLayers(Method):
     """Let the head read a mixture of all layers whose weights depend on each text.
 
-    squeeze: what one number stands for a layer's state: 'first' a learned direction of the first token, 'square' the
-        mean square of all features of all tokens
-    ratio: how many times fewer numbers lie between the two maps than there are hidden states
+    squeeze: how a layer's state becomes one value: 'first', the first token projected on a learned vector; 'square',
+        the mean square of all features of all tokens
+    ratio: how many times fewer hidden units the gate has than there are hidden states
     lr: learning rate of the gates
     """
 

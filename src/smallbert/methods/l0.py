@@ -31,7 +31,7 @@ EDGE = 1e-4  # draws keep this far from 0 and 1
 
 
 class L0(Method):
-    """Prune by random masks whose chance to be open is learned, under a pull towards closed.
+    """Prune by random masks whose probability to be open is learned, under a penalty on open masks.
 
     pull: weight of the penalty on open masks, from the first step on; a higher one prunes more
     lr: peak learning rate of the scores; warm-up and decay are the phase's

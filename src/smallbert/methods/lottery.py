@@ -13,7 +13,7 @@ from smallbert.training.masks import What
 
 
 class Lottery(Method):
-    """Find a sparse part of the encoder that trains from where it started: train, prune, rewind, round after round.
+    """Find a sparse subnetwork that trains from the initial weights: train, prune, rewind, round after round.
 
     keep: share of the weights that the ticket keeps; weights that are zero already count as pruned
     rounds: number of rounds of training, pruning and rewinding, each of which prunes equally many weights

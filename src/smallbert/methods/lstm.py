@@ -19,15 +19,15 @@ READS = {"tag": "token", "answer": "token"}
 
 
 class Lstm(Method):
-    """Take a bidirectional LSTM over the teacher's words, or new ones, as the student.
+    """Make a student of a bidirectional LSTM over the teacher's word embeddings, or new ones.
 
-    width: numbers in the state of each direction
-    layers: LSTM layers, one above the other
-    inner: numbers that the head reads, from a dense layer above the LSTM
-    words: word embeddings: 'copy', the teacher's, reduced to their main directions for a smaller `embed`; 'new', random
-    embed: numbers of a word's embedding, at most the teacher's if copied; None: the teacher's, or 300 for new words
-    pairs: whether two texts are read one by one and then compared, or as one; None: one by one if the task has two. To
-        tag words and to find answers both are read as one in any case.
+    width: dimensions of the state of each direction
+    layers: number of LSTM layers
+    inner: dimensions that the head reads, from a dense layer above the LSTM
+    words: word embeddings: 'copy', the teacher's, reduced by SVD for a smaller `embed`; 'new', random
+    embed: dimensions of a word's embedding, at most the teacher's if copied; None: the teacher's, or 300 for new words
+    pairs: whether two texts are read one by one and then compared, or as one; None: one by one if the task has two.
+        Tagging and question answering always read both as one.
     dropout: rate at which word embeddings, and what the head reads, are dropped while training
     """
 
@@ -42,7 +42,7 @@ class Lstm(Method):
     def check(self) -> None:
         """Sizes and a share."""
         if min(self.width, self.layers, self.inner, self.embed or 1) < 1 or not 0 <= self.dropout < 1:
-            raise UserError(f"lstm: sizes are whole numbers from 1 and dropout a share below 1, as {self} is not")
+            raise UserError(f"lstm: sizes must be whole numbers from 1 and dropout a share below 1, unlike {self}")
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """The config of the new model; the task says whether it reads tokens, texts or pairs."""

@@ -11,7 +11,7 @@ from smallbert.training.masks import magnitudes, mask_by_scores, maskable, prune
 
 
 class Magnitude(Gradual):
-    """Prune the smallest weights of the layers, more and more as training goes on."""
+    """Prune the smallest weights of the layers, gradually during training."""
 
     def attach(self, phase: Any) -> None:
         """The mask follows the weights as they are at each step, so that none is lost for good before the end."""

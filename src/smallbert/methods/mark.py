@@ -9,7 +9,7 @@ from smallbert.methods import Method
 class Mark(Method):
     """Remember the encoder as it is now, under a name that distill and rewind can use.
 
-    label: name of the mark, any text but '' and 'latest'; given again, it names the later encoder
+    label: name of the mark, any text but '' and 'latest'; used again, it names the later encoder
     """
 
     label: str

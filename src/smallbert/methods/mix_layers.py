@@ -14,13 +14,13 @@ from smallbert.training.schedule import Schedule
 class MixLayers(Method):
     """Let the head read a learned mixture of all layers instead of the last one.
 
-    init: how the mixture begins: 'xavier' with small random weights, 'zeros' with equal ones, 'plain' as the model
-        without a mixture, to the bit
+    init: how the mixture starts: 'xavier' with small random weights, 'zeros' with equal ones, 'plain' as the model
+        without a mixture, bit by bit
     norm: what is brought to mean 0 and variance 1 before states are summed: 'token' each token, over all layers and
         features; 'feature' each token of each layer, over its features; 'layer' each feature of a token, over layers
-    dropout: rate of dropout on what is summed
-    layers: numbers of the hidden states to read; 0 is the embedding output, -1 the last layer, None all
-    layer_dropout: chance that a whole layer is left out of a step; the others have its weight
+    dropout: rate of dropout on the states that are summed
+    layers: indices of the hidden states to read; 0 is the embedding output, -1 the last layer, None all
+    layer_dropout: probability that a whole layer is left out of a step; the others share its weight
     gradual: share of the phase in which the mixture takes over from the last layer; 0 from the first step
     lr: learning rate of the mixture's weights
     """
@@ -64,7 +64,7 @@ class MixLayers(Method):
         """What comes in step by step needs training steps beside it."""
         if self.gradual and steps == 0:
             raise UserError(
-                "mix_layers(gradual=…) lets the mixture in while training, so write it in the same phase: "
+                "mix_layers(gradual=…) brings the mixture in during training, so write it in the same phase: "
                 "mix_layers(gradual=0.3) + finetune"
             )
 

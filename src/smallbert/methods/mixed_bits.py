@@ -32,17 +32,17 @@ NAMINGS = 4  # how often it says each name, here and where what was trained is s
 
 
 class MixedBits(Aware):
-    """Give each layer its own number of bits, by how sharply the loss bends along it, within a budget of size.
+    """Give each layer its own number of bits, by the curvature of the loss, within a size budget.
 
     budget: size to stay within, in `unit`
     unit: 'bits' per weight of the layers, on average and without scales; 'MB' (10^6 bytes) of the whole model folder
     fewest: least number of bits per weight that a layer is given
     most: largest number of bits per weight that a layer is given
-    group: numbers of a row that share a scale
-    embeddings: bits per number of the embedding tables; other matrices outside the layers have 8
+    group: weights of a row that share a scale
+    embeddings: bits per weight of the embedding tables; other matrices outside the layers have 8
     activations: how inputs of linear layers are rounded: False not at all; True to 8 bits, each token by its own
-        largest number; 'static' to 8 bits, by one fixed range per layer, found on training texts
-    batches: number of batches of training texts on which the sharpness of each layer is measured
+        largest value; 'static' to 8 bits, by one fixed range per layer, found on training texts
+    batches: number of batches of training texts on which the curvature of each layer is measured
     examples: number of texts per batch
     rounds: largest number of power iterations per eigenvalue; they end early once it changes by no more than 1 %
     """
@@ -88,7 +88,7 @@ class MixedBits(Aware):
         sizes, room = self._sizes(encoder, groups, choices), self._room(encoder, names, groups)
         texts = draw_texts(encoder, task, self.batches * self.examples, 0, self.name, self.examples)
         if not encoder.heads:
-            raise UserError(f"{self.name} looks at the loss of a task, and this model has no head: fine-tune it first")
+            raise UserError(f"{self.name} measures the loss of a task, and this model has no head: fine-tune it first")
         weights = [[f"{name}.weight" for name in group] for group in groups]
         found = np.array(layer_curvatures(encoder, weights, texts, self.rounds, seed=0))
         means, spreads = found.mean(1), found.std(1)
@@ -130,7 +130,7 @@ class MixedBits(Aware):
         if self.unit == "bits":
             if self.budget < self.fewest:
                 raise UserError(
-                    f"{self.name}: {self.budget:g} bits a weight on average cannot be, since no layer gets fewer than "
+                    f"{self.name}: {self.budget:g} bits per weight are too few, since no layer gets fewer than "
                     f"{self.fewest}; give a larger budget, or fewer bits as `fewest`"
                 )
             return self.budget * sum(encoder.get_parameter(f"{name}.weight").numel() for name in mine)

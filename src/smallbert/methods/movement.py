@@ -28,14 +28,14 @@ APART = 1e-4  # of one step of the scores: how far from zero they start at most
 
 
 class Movement(Gradual):
-    """Prune the weights that training moves towards zero, by scores learned beside them.
+    """Prune the weights that training moves towards zero, by scores learned along with them.
 
     lr: peak learning rate of the scores; warm-up and decay are the phase's
-    init: initial scores: 'zeros' next to zero, in the order of the weights' sizes; 'magnitude' the rank of each
-        weight's size, spread so far that one epoch of steady gradients can turn the order round
-    fresh: whether scores start anew at `begin`, from the weights as they are then, with Adam's moments at zero
+    init: initial scores: 'zeros' close to zero, in the order of the weights' sizes; 'magnitude' the rank of each
+        weight's size, spread so far that one epoch of steady gradients can reverse the order
+    fresh: whether scores are reset at `begin`, from the weights at that step, with Adam's moments at zero
     train_weights: whether the weights are trained too. False trains only the masks, the head and any mixture of layers;
-        weights that stay keep their values, and so do biases and norms (SMP, Jiang et al. 2023)
+        kept weights do not change, nor do biases and norms (SMP, Jiang et al. 2023)
     """
 
     lr: float = 1e-2

@@ -35,14 +35,14 @@ MIXTURE_RATE = 1e-2  # as in mix_layers
 class PoolLayers(Method):
     """Put a head on the encoder that reads the hidden states of all layers.
 
-    kind: 'adapter' projects every state to `width` numbers and reads all of these; 'mix' is a plain head on a learned
-        mixture of the layers; 'attention' lets one learned query weigh all layers and tokens
-    width: numbers that each token's state is projected to
+    kind: 'adapter' projects every state to `width` dimensions and reads all of them; 'mix' is a plain head on a
+        learned mixture of the layers; 'attention' weighs all layers and tokens by one learned query
+    width: dimensions to which each token's state is projected
     tokens: what an adapter reads of a text: each position by itself, the mean of its tokens, or the first token
     masked: whether padding is left out; if not, all texts are padded to one length and the padding is read too
-    layers: numbers of the hidden states to read; 0 is the embedding output, -1 the last layer, None all
+    layers: indices of the hidden states to read; 0 is the embedding output, -1 the last layer, None all
     norm: 'feature' brings each token's state to mean 0 and variance 1 before it is read
-    dropout: rate at which what is read is dropped while training
+    dropout: rate of dropout on the head's input
     length: positions that are read; None takes those of the task's longest text
     detach: learn beside the plain head in the same pass; the encoder learns from the plain head alone
     beside: learn beside the plain head in the same pass; the encoder learns from both
@@ -75,7 +75,7 @@ class PoolLayers(Method):
         if self.kind == "mix" and not self.masked:
             raise UserError("pool_layers: a mix is read by a plain head, which reads no padding; leave masked out")
         if self.kind == "mix" and self.width != type(self).width:
-            raise UserError(f"pool_layers: a mix makes no state smaller; leave width={self.width} out")
+            raise UserError(f"pool_layers: a mix does not project states; leave width={self.width} out")
         if self.length is not None and self.masked and not self._positions:
             raise UserError(f"pool_layers: length={self.length} is for positions and for masked=False; leave it out")
         if self.detach and self.beside:

@@ -22,22 +22,22 @@ class _Corpus(Method):
 
 
 class Pretrain(Train, _Corpus):
-    """Train the encoder to guess hidden words of a plain text file, of a folder of them, or of the task's texts.
+    """Train by masked language modelling on a plain text file, a folder of them, or the task's texts.
 
     epochs: passes over the blocks of the text; 0.5 is half of one
     batch: blocks a step, over all processes together
     cache: of no use here, since what is hidden changes with every step; teachers run at every step
     lr: highest learning rate, reached after the warm-up and lowered in a straight line to 0
     steps: steps to train, instead of `epochs`; None: as many as `epochs` say
-    share: share of a block's tokens, special ones apart, that are to be guessed: of these 80 % are hidden by the mask
-        token, 10 % become a random word piece, and 10 % stay as they are
-    whole_words: whether all pieces of a word are to be guessed together
-    length: tokens of a block at most, special ones included; never more than the model reads
-    tokens: where words are scored: 'masked', where they are to be guessed; 'all', at every token, so that a teacher can
-        teach at all of them
-    keep_head: whether the head that guesses words is kept when the phase ends, as distill and augment may need it; one
-        that was kept before stays in any case
-    mixed: chance of each word to be cut by the second vocabulary, from 0 to 1; None: 0.5 where there is one
+    share: share of a block's tokens, special ones apart, that are to be predicted: of these 80 % become the mask
+        token, 10 % a random word piece, and 10 % stay as they are
+    whole_words: whether all pieces of a word are masked together
+    length: most tokens of a block, special ones included; never more than the model reads
+    tokens: where words are scored: 'masked', where they are to be predicted; 'all', at every token, so that a teacher
+        can teach at all of them
+    keep_head: whether the masked-LM head is kept when the phase ends, as distill and augment may need it; one kept
+        earlier is kept in any case
+    mixed: probability that a word is split by the second vocabulary, from 0 to 1; None: 0.5 where there is one
     """
 
     stage: ClassVar[int] = 5

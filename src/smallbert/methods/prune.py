@@ -7,7 +7,7 @@ from smallbert.training.masks import hold_zeros, maskable
 
 
 class Prune(OneShot):
-    """Set all but the largest weights of the layers to zero at once, for good."""
+    """Set all but the largest weights of the layers to zero at once; they stay zero."""
 
     def fill(self, encoder: Any, before: Any, plan: dict[str, Any], task: Any, seed: int) -> None:
         """Write the zeros, and hold them through whatever is trained from now on."""

@@ -10,9 +10,9 @@ from smallbert.training.schedule import Schedule
 
 
 class Gradual(Method, shared=True):
-    """What every method has that masks ever more weights while training goes on, from `begin` to `finish` of it.
+    """What every gradual pruning method has: more and more masked weights, from `begin` to `finish` of training.
 
-    keep: share of the weights that stay in the end; weights that are zero already count as pruned
+    keep: share of the weights kept in the end; weights that are zero already count as pruned
     scope: 'local' keeps that share of every matrix, 'global' of all matrices taken together
     begin: share of the phase's steps before pruning begins
     finish: share of the phase's steps after which the share kept stays at `keep`
@@ -44,10 +44,10 @@ class Gradual(Method, shared=True):
         if not 0 < self.first <= 1:
             raise UserError(f"{self.name}: first is a share above 0 and up to 1, not {self.first}")
         if self.stairs < 0:
-            raise UserError(f"{self.name}: stairs is a number of steps, or 0 for a smooth way, not {self.stairs}")
+            raise UserError(f"{self.name}: stairs is a number of drops, or 0 for a smooth fall, not {self.stairs}")
         if self.shape == "constant" and (self.first, self.stairs) != (type(self).first, 0):
             raise UserError(
-                f"{self.name}: shape='constant' prunes at once, at `begin`, so that first and stairs have no effect; "
+                f"{self.name}: shape='constant' prunes at once, at `begin`, so first and stairs have no effect; "
                 "leave them out"
             )
         check_ramp(self)
@@ -69,7 +69,7 @@ class Gradual(Method, shared=True):
 class OneShot(Method, shared=True):
     """What methods have that write zeros once.
 
-    keep: share of the weights that stay; weights that are zero already count as pruned
+    keep: share of the weights kept; weights that are zero already count as pruned
     scope: 'local' keeps that share of every matrix, 'global' of all matrices taken together
     by: 'magnitude' keeps the largest weights; 'random' keeps some drawn at random from those that are not zero, the
         floor that any criterion has to beat

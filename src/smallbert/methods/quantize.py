@@ -37,25 +37,25 @@ GROUP = 64
 
 
 class Quantize(Method):
-    """Store weights, embeddings included, as whole numbers of 8, 4, 3, 2 or 1 bits.
+    """Store weights, embeddings included, as integers of 8, 4, 3, 2 or 1 bits.
 
     bits: bits per weight; 1 stores the sign, with the mean size of the weights that share a scale as that scale
     activations: how inputs of linear layers are rounded: False not at all; True to 8 bits, each token by its own
-        largest number; 'static' to 8 bits, by one fixed range per layer, found on training texts
-    scope: which weights share a scale: 'row' each row of a matrix, 'group' every `group` numbers of a row, 'tensor' the
+        largest value; 'static' to 8 bits, by one fixed range per layer, found on training texts
+    scope: which weights share a scale: 'row' each row of a matrix, 'group' every `group` weights of a row, 'tensor' the
         whole matrix
-    group: numbers of a row that share a scale, with scope='group'
+    group: weights of a row that share a scale, with scope='group'
     symmetric: whether the range is centred on zero. False lets it reach from the smallest to the largest weight (and to
         zero) and stores a zero point with each scale; one bit is always symmetric
-    embeddings: bits per number of the embedding tables; None takes `bits`
+    embeddings: bits per weight of the embedding tables; None takes `bits`
     search: whether the range of each scale is narrowed where that lowers the squared error of its weights. False lets
         every range hold its largest weight
-    feedback: whether linear layers are rounded column by column, later columns making up for the errors of earlier ones
+    feedback: whether linear layers are rounded column by column, later columns correcting the errors of earlier ones
         on training texts (GPTQ)
     smooth: how strongly outliers of rounded inputs are moved into the weights (SmoothQuant), from 0 (not at all) to
-        below 1, for layers whose inputs nothing else reads. 'search' finds the strength with the least error layer by
+        below 1, for layers whose inputs nothing else reads. 'search' finds the strength of least error layer by
         layer, and the other layers scale their inputs themselves
-    texts: number of training texts, drawn at random, that feedback, smooth and activations='static' look at
+    texts: number of training texts, drawn at random, that feedback, smooth and activations='static' use
     """
 
     stage: ClassVar[int] = 50
@@ -77,11 +77,11 @@ class Quantize(Method):
         known = self.smooth == "search" or (isinstance(self.smooth, int | float) and 0 <= self.smooth < 1)
         if not known or (self.smooth and not self.activations):
             raise UserError(
-                f"{self.name}: smooth is a strength from 0 to below 1, or 'search', and helps to round inputs, so that "
-                f"it needs activations=True or activations='static', not {self.smooth!r} and {self.activations!r}"
+                f"{self.name}: smooth is a strength from 0 to below 1, or 'search', and helps to round inputs, so it "
+                f"needs activations=True or activations='static', not {self.smooth!r} and {self.activations!r}"
             )
         if self.texts < 1:
-            raise UserError(f"{self.name}: texts is how many texts are looked at, 1 or more, not {self.texts}")
+            raise UserError(f"{self.name}: texts is the number of texts to use, 1 or more, not {self.texts}")
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """What is stored small, which layers are smoothed by what is before them, and which scale inputs themselves."""
@@ -177,31 +177,31 @@ class Quantize(Method):
 def check_grid(method: Any) -> None:
     """Refuse a grid that cannot be."""
     if method.group < 1:
-        raise UserError(f"{method.name}: group is how many numbers of a row share a scale, not {method.group}")
+        raise UserError(f"{method.name}: group is how many weights of a row share a scale, not {method.group}")
     few = 1 in (method.bits, method.embeddings)
     if few and not method.symmetric:
-        raise UserError(f"{method.name}: one bit is a sign, so that it is symmetric; leave symmetric=False out")
+        raise UserError(f"{method.name}: one bit is a sign, which is symmetric; leave symmetric=False out")
 
 
 def check_group(store: Quantize, method: str, encoder: Any, names: list[str]) -> None:
     """Refuse groups that no row of a model fills, or that have no effect; not on loading, where they do no harm."""
     if store.group != GROUP and store.scope != "group":
         raise UserError(
-            f"{method}: group={store.group} has no effect where a {store.scope} shares a scale; add scope='group', or "
+            f"{method}: group={store.group} has no effect with scope={store.scope!r}; add scope='group', or "
             "leave group out"
         )
     widest = max(encoder.get_submodule(name).weight.shape[1] for name in names)
     if store.scope == "group" and store.group > max(widest, GROUP):  # a small model may be given the usual one
         raise UserError(
             f"{method}: a group of {store.group} is longer than any row of this model, of which the longest has "
-            f"{widest} numbers; give a smaller group, or scope='row'"
+            f"{widest} weights; give a smaller group, or scope='row'"
         )
 
 
 def check_signs(name: str, bits: int, is_pruned: bool) -> None:
     """Refuse one bit for what was pruned."""
     if bits == 1 and is_pruned:
-        raise UserError(f"{name}: a sign has no zero, so that pruned weights would come back; use ternary")
+        raise UserError(f"{name}: one bit has no zero, so pruned weights would come back; use ternary")
 
 
 def some_roundable(encoder: Any, method: str) -> list[str]:
@@ -209,7 +209,7 @@ def some_roundable(encoder: Any, method: str) -> list[str]:
     if names := roundable(encoder):
         if broken := [name for name in names if not is_finite(encoder.get_submodule(name).weight)]:
             raise UserError(
-                f"{method}: the weights of {broken[0]} hold NaN or infinite numbers, which cannot be rounded; this "
+                f"{method}: the weights of {broken[0]} hold NaN or infinite values, which cannot be rounded; this "
                 "model is broken, so train it again or load another"
             )
         return names

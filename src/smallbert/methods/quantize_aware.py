@@ -130,18 +130,17 @@ class QuantizeAware(Aware):
 
     bits: bits per weight; 1 stores the sign, with the mean size of the weights that share a scale as that scale
     activations: how inputs of linear layers are rounded: False not at all; True to 8 bits, each token by its own
-        largest number; 'static' to 8 bits, by one fixed range per layer, tracked while training
-    scope: which weights share a scale: 'row' each row of a matrix, 'group' every `group` numbers of a row, 'tensor' the
+        largest value; 'static' to 8 bits, by one fixed range per layer, tracked while training
+    scope: which weights share a scale: 'row' each row of a matrix, 'group' every `group` weights of a row, 'tensor' the
         whole matrix
-    group: numbers of a row that share a scale, with scope='group'
+    group: weights of a row that share a scale, with scope='group'
     symmetric: whether the range is centred on zero. False lets it reach from the smallest to the largest weight (and to
         zero) and stores a zero point with each scale; one bit is always symmetric
-    embeddings: bits per number of the embedding tables; None takes `bits`
+    embeddings: bits per weight of the embedding tables; None takes `bits`
     decay: share of the old range that is kept at each step, with activations='static'. In the first 1 / (1 - decay)
         steps a range is the mean over all steps so far; the paper's keeps that of the first batch in a short run
     smooth: 'search' lets each layer scale its inputs by factors that are found on training texts before the first step,
-        so that a neuron many times as large as all others does not take the steps of a range from them. None scales no
-        inputs
+        so that a neuron many times larger than all others leaves them enough levels of a range. None scales no inputs
     """
 
     trains: ClassVar[bool] = True
@@ -160,7 +159,7 @@ class QuantizeAware(Aware):
         check_grid(self)
         if self.smooth and not self.activations:
             raise UserError(
-                f"{self.name}: smooth={self.smooth!r} helps to round inputs, which activations=False leaves alone; "
+                f"{self.name}: smooth={self.smooth!r} helps to round inputs, which activations=False does not round; "
                 "leave one of them out"
             )
         if not 0 <= self.decay < 1:

@@ -9,7 +9,7 @@ from smallbert.methods import Method
 
 
 class Rewind(Method):
-    """Set the backbone's weights back to a mark; zeros that were settled since stay zeros.
+    """Set the backbone's weights back to a mark; weights pruned since then stay zero.
 
     label: name given by mark() to an encoder of the same shape
     """

@@ -31,8 +31,8 @@ class Rpp(Method):
 
     pull: strength of the shrinking; a higher one prunes more. The paper's values are for pretraining, and the default
         is not one of them
-    steps: number of steps between reweightings; until the first one, all weights are pulled alike
-    edge: constant added to a weight's size before the pull is divided by it; weights next to zero are pulled 1 / edge
+    steps: number of steps between reweightings; until the first one, all weights are pulled equally
+    edge: constant added to a weight's size before the pull is divided by it; weights close to zero are pulled 1 / edge
         times as hard as at first
     what: 'layers' prunes all matrices of the layers; 'pooler' adds the pretrained dense layer above them, where there
         is one, and 'embeddings' the word embeddings. Biases, norms and the last layer of a head are never pruned
@@ -60,7 +60,7 @@ class Rpp(Method):
         if steps is not None and steps <= self.steps:
             raise UserError(
                 f"rpp: the phase has {steps} steps, and weights are pulled by their size only after "
-                f"steps={self.steps}, so that it would prune nothing; give rpp fewer steps, or train longer"
+                f"steps={self.steps}, so it would prune nothing; give rpp fewer steps, or train longer"
             )
 
     def attach(self, phase: Any) -> None:

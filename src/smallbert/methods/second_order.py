@@ -44,7 +44,7 @@ class SecondOrder(Gradual):
     gradients: number of gradients from which the Fisher matrix is estimated at each event
     examples: number of training examples whose mean loss gives one gradient
     damp: constant added to the diagonal of the Fisher matrix, so that it can be inverted
-    update: how the weights left in a block are corrected: 'each' adds up what each removal alone would call for, as the
+    update: how the weights left in a block are corrected: 'each' adds up the correction for each single removal, as the
         paper's code does; 'joint' solves for all removals at once; 'none' leaves them as they are
     """
 
@@ -91,7 +91,7 @@ class SecondOrder(Gradual):
             smaller = (
                 f"give it smaller blocks, such as block={fits}"
                 if fits
-                else "smaller blocks would not do either: use magnitude"
+                else "smaller blocks do not fit either: use magnitude"
             )
             raise UserError(
                 f"second_order: with block={self.block} the inverse Fisher takes {need / 2**30:,.2f} GB of memory, and "

@@ -19,11 +19,11 @@ class ShareProjections(Method):
 
     weight: weight of this term in the phase's loss
     way: what the loss is the mean square of: 'down', U W_T V - W_S; 'up', W_T - U W_S V
-    lr: learning rate of U and V, which are gone when the phase ends
+    lr: learning rate of U and V, which are removed when the phase ends
     teacher: who teaches: 'latest' (the last encoder trained on the task without a teacher; before one, the given model
         if it was made for the task), a name given by mark(), a model folder, or a name on the hub
-    words: whether word embeddings are pulled too, by a V alone: rows of the same piece belong together, whatever their
-        numbers
+    words: whether word embeddings are pulled too, by V alone: rows of the same piece are compared, whatever their
+        indices
 
     The loss is the mean over kinds and layers. A layer learns from the one it would be copied from. It aligns weights,
     not what they compute.
@@ -49,7 +49,7 @@ class ShareProjections(Method):
     def fits(self, phase: Any, steps: int | None) -> None:
         """There is a teacher, and both have layers."""
         if len([method for method in phase.methods if method.name == self.name]) > 1:
-            raise UserError("share_projections stands in one phase twice; put them into phases of their own")
+            raise UserError("share_projections is in one phase twice; put them into phases of their own")
         for encoder in (phase.teachers.expect(self.teacher) or phase.encoder, phase.encoder):
             check_layers(encoder, self.name)
 

@@ -26,13 +26,13 @@ NUMBERED = [f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep", "
 
 
 class SmallVocabulary(Method):
-    """Train a small WordPiece vocabulary on a text file or on the task's texts and read with that from now on.
+    """Train a small WordPiece vocabulary on a text file or on the task's texts, in place of the old one.
 
-    size: word pieces at most, special ones included
+    size: most word pieces, special ones included
     text: plain text file, or folder of them, to learn the pieces from; None: the task's training texts
 
-    A new piece begins as the mean of what the old vocabulary made of the same letters. Where add_vocabulary has given
-    the model a second vocabulary, that one and the rows it has learned are what stays.
+    A new piece starts as the mean of the old pieces of the same letters. If add_vocabulary has given the model a second
+    vocabulary, that one is kept, with the embeddings it has learned.
     """
 
     size: int = 4928

@@ -32,7 +32,7 @@ class SmoothMovement(Gradual):
     scope: 'global' compares the scores of all matrices, as the paper does; 'local' keeps the same share of every matrix
     window: number of steps over which importance is averaged; at the end of each window scores are updated, and weights
         pruned by them
-    smooth: share of the old running mean of importance that is kept at each update; 0 keeps the last window alone
+    smooth: share of the old running mean of importance that is kept at each update; 0 keeps the last window only
     smooth_uncertainty: the same for the running mean of the uncertainty
     """
 

@@ -29,17 +29,17 @@ FLOOR = 0.005  # a matrix keeps at least this share of its weights, and one
 
 
 class SoftMovement(Method):
-    """Prune the weights whose learned scores fall below a threshold, under a pull on all scores.
+    """Prune the weights whose learned scores fall below a threshold, under a penalty on all scores.
 
     pull: weight of the penalty on the scores from `finish` on; a higher one prunes more
-    threshold: what sigmoid(score) must exceed for a weight to stay, from `finish` on; all scores start at 0, which is
-        0.5. At least 0.5 % of each matrix stay in any case
+    threshold: what sigmoid(score) must exceed for a weight to be kept, from `finish` on; all scores start at 0, i.e.
+        0.5. At least 0.5 % of each matrix are always kept
     begin: share of the phase's steps before threshold and pull start to rise from 0, fast at first, then ever more
         slowly
     finish: share of the phase's steps after which both stay at their values
     lr: peak learning rate of the scores; warm-up and decay are the phase's
     train_weights: whether the weights are trained too. False trains only the masks, the head and any mixture of layers;
-        weights that stay keep their values, and so do biases and norms
+        kept weights do not change, nor do biases and norms
     what: 'layers' prunes all matrices of the layers; 'pooler' adds the pretrained dense layer above them, where there
         is one, and 'embeddings' the word embeddings. Biases, norms and the last layer of a head are never pruned
     """

@@ -14,10 +14,9 @@ from smallbert.model.zeros import SparseLinear, best_width, expected_room, spars
 class Sparse(Method):
     """Store the layers' matrices without their zeros; a CPU multiplies them sparsely where that measures faster.
 
-    values: number format in which weights are stored: 'float32' as they are, 'float16' rounded, in half the room
-    run: how a CPU multiplies in use: 'measured' times both ways and takes the faster, so that the scores of two
-        processes agree up to float noise only; 'dense' fills the zeros in, and scores agree to the bit; 'sparse' leaves
-        them out
+    values: number format in which weights are stored: 'float32' as they are, 'float16' rounded, half the size
+    run: how a CPU multiplies: 'measured' times both ways and takes the faster, so scores of two processes are equal
+        only up to rounding; 'dense' fills the zeros in, and scores are equal bit by bit; 'sparse' leaves zeros out
     """
 
     stage: ClassVar[int] = 60
@@ -40,12 +39,12 @@ class Sparse(Method):
         if stored := len(sparse_linears(encoder)):
             raise UserError(
                 f"sparse: {stored} matrices of this {encoder.family} model are stored without their zeros already, and "
-                "no other one would be smaller so; leave this sparse out"
+                "no other one would become smaller; leave this sparse out"
             )
         raise UserError(
-            f"sparse: none of the {every} real-valued matrices in the layers of this {encoder.family} model has so "
-            "many zeros that it is smaller without them; prune first, as in magnitude(0.1) + train | sparse, and "
-            "quantize afterwards, or leave sparse out to have the model as it is"
+            f"sparse: none of the {every} real-valued matrices in the layers of this {encoder.family} model has enough "
+            "zeros to be smaller without them; prune first, as in magnitude(0.1) + train | sparse, and quantize "
+            "afterwards, or leave sparse out"
         )
 
     def build(self, encoder: Any, plan: dict[str, Any]) -> None:

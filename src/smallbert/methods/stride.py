@@ -9,7 +9,7 @@ from smallbert.model.stride import Stride as Strided
 
 
 class Stride(Method):
-    """Join every few tokens before the layers and spread what comes of them over all tokens after them.
+    """Join every few tokens into one before the layers, and spread its output over them after the layers.
 
     step: how many tokens are joined into one, 2 or more
     """
@@ -25,7 +25,7 @@ class Stride(Method):
         """Nothing to decide, where there are layers and no stride yet."""
         check_layers(encoder, self.name)
         if encoder.stride is not None:
-            raise UserError("stride: this encoder already reads groups of tokens; give it one stride of the whole size")
+            raise UserError("stride: this encoder has a stride already; write one stride of the whole size")
         return {}
 
     def build(self, encoder: Any, plan: dict[str, Any]) -> None:

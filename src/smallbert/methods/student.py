@@ -28,21 +28,21 @@ BETTER = "write start='slice' to cut them out of the teacher, or start='random' 
 
 
 class Student(Method):
-    """Make a smaller model of the encoder: fewer layers, and narrower if asked; or take another checkpoint.
+    """Make a smaller model of the encoder: fewer layers, optionally narrower; or take another checkpoint.
 
     layers: number of layers, or a list of those to take, counted from 0, in ascending order
     width: features of a hidden state; None: as before
     heads: attention heads of a layer: with a width or start='random' they share the width, else that many of the old
-        heads stay; None: as many of the old size as fill the width, or, if none do exactly, as many as before
+        heads are kept; None: as many of the old size as fill the width, or, if none do exactly, as many as before
     ffn: inner neurons of a layer's feed-forward network; None: as before, in proportion to the width
-    start: 'copy' takes whole layers as they are; 'slice' cuts smaller ones out of them; 'random' draws all weights anew
+    start: 'copy' takes whole layers as they are; 'slice' cuts smaller ones out of them; 'random' draws new weights
     which: which layers, where `layers` is a number: 'even', evenly up to the last; 'spread', evenly from the first to
         the last; 'first'; 'last'; 'ends', half of them from either end
     model: another model to take as it is, with its own tokenizer: a folder, or a name on the hub; None makes one of the
         encoder
     by: which features, heads and neurons a slice keeps: 'size', those of the largest weights; 'loss', those of the
         largest |weight * gradient| on the task
-    examples: training texts at most, drawn at random, that tell the gradient for by='loss'
+    examples: most training texts, drawn at random, for the gradient of by='loss'
 
     student(4)                                       four layers, evenly spaced, copied
     student(4, width=312, ffn=1200, start='slice')   the features, heads and neurons with the largest weights
@@ -65,7 +65,9 @@ class Student(Method):
         """Sizes from 1; another model comes as it is."""
         sizes = [self.width, self.heads, self.ffn, *(() if isinstance(self.layers, list) else (self.layers,))]
         if any(size is not None and size < 1 for size in sizes):
-            raise UserError(f"student: layers, width, heads and ffn are whole numbers from 1, as {self.brief()} is not")
+            raise UserError(
+                f"student: layers, width, heads and ffn must be whole numbers from 1, unlike {self.brief()}"
+            )
         if self.examples < 1 or (self.by == "loss" and self.start != "slice"):
             raise UserError(
                 "student: by='loss' chooses what to cut out by some examples, so write start='slice', not "
@@ -159,7 +161,7 @@ class Student(Method):
 
     def _importance(self, encoder: Any, task: Any, seed: int) -> Any:
         if task is None:
-            raise UserError("student(by='loss') learns from a task what matters: give --task, or write by='size'")
+            raise UserError("student(by='loss') needs a task's loss: give --task, or write by='size'")
         return weigh_by_loss(encoder, task, self.examples, seed)
 
     def _layers(self, total: int) -> list[int]:
@@ -172,7 +174,7 @@ class Student(Method):
             return list(self.layers)
         if self.layers > total:
             raise UserError(
-                f"student: {self.layers} layers were asked for, but the model has {total}, and its student has as many "
+                f"student: {self.layers} layers were asked for, but the model has {total}, so its student has as many "
                 "at most"
             )
         return CHOICES[self.which](self.layers, total)
@@ -203,20 +205,20 @@ class Student(Method):
             or getattr(encoder.mixture, "look", None) is not None
         ):
             raise UserError(
-                "student: a model with bottlenecks, a stride or gates that look at the first token cannot be given "
-                "another width; make it narrow first and put those behind it"
+                "student: a model with bottlenecks, a stride or gates that read the first token cannot be given "
+                "another width; make it narrow first and put those after it"
             )
         if self.start == "copy":
             raise UserError(f"student: start='copy' keeps every size but the number of layers; {BETTER}")
         if self.start == "slice":
             grown = [name for name in ("width", "heads", "ffn") if sizes[name] > old[name]]
             if grown or sizes["size"] > old_size:
-                what = f"{grown[0]}={sizes[grown[0]]}" if grown else f"a head of {sizes['size']} numbers"
+                what = f"{grown[0]}={sizes[grown[0]]}" if grown else f"a head of {sizes['size']} dimensions"
                 most = f"{grown[0]}={old[grown[0]]}" if grown else f"one of {old_size}"
                 raise UserError(f"student: {what} cannot be cut out of {most}; ask for less, or write start='random'")
             if row.style == "modernbert" and sizes["size"] != old_size and sizes["size"] % 2:
                 raise UserError(
-                    f"student: heads that turn with the position have an even size, not {sizes['size']}; give another "
+                    f"student: heads with rotary positions have an even size, not {sizes['size']}; give another "
                     "width or number of heads"
                 )
 

@@ -14,12 +14,12 @@ from smallbert.training.aware import Rule, to_ternary
 
 
 class Ternary(Aware):
-    """Let each weight be -a, 0 or a, while training if there is any, and store it in two bits.
+    """Round each weight to -a, 0 or a, during training if there is any, and store it in two bits.
 
     scope: which weights share one a: 'row' each row of a matrix, 'tensor' the whole matrix
-    embeddings: bits per number of the embedding tables; None makes them ternary too
+    embeddings: bits per weight of the embedding tables; None makes them ternary too
     activations: how inputs of linear layers are rounded: False not at all; True to 8 bits, each token by its own
-        largest number; 'static' to 8 bits, by one fixed range per layer, found on training texts
+        largest value; 'static' to 8 bits, by one fixed range per layer, found on training texts
     """
 
     rule: ClassVar[Rule] = staticmethod(to_ternary)

@@ -8,29 +8,28 @@ from smallbert.methods import Method
 
 
 class Train(Method):
-    """Set epochs, learning rate and batch size of the phase it stands in.
+    """Set epochs, learning rate and batch size of its phase.
 
     epochs: passes over the training texts; 0.5 is half of one
     lr: highest learning rate, reached after the warm-up and lowered in a straight line to 0
-    batch: texts a step, over all processes together
+    batch: texts per step, over all processes together
     warmup: share of the steps in which the learning rate rises from 0
-    weight_decay: AdamW's, of matrices; biases, norms, single scalars and all that has a learning rate of its own have
-        none
-    clip: largest joint norm of the gradients, which larger ones are scaled down to; 0 leaves them as they are. A pooler
-        that learns beside a plain head, detached, has a norm of its own
-    dropout: rate of every dropout in the encoder; None keeps what the model came with
-    freeze: what is left untrained: nothing, the embeddings, or the whole backbone, so that only the head learns, and
-        any mixture of layers
-    layout: 'packed' puts texts one behind the other without padding, 'padded' sorts them into batches of like length;
-        'auto' packs on a GPU, with half=True, where the attention of all models that run allows it
+    weight_decay: AdamW's, of matrices; biases, norms, single scalars and whatever has its own learning rate have none
+    clip: largest norm of all gradients together; larger ones are scaled down to it; 0 does not clip. A detached pooler
+        beside a plain head is clipped by itself
+    dropout: rate of every dropout in the encoder; None keeps the model's own
+    freeze: what is not trained: nothing, the embeddings, or the whole backbone, so that only the head learns, and a
+        mixture of layers if there is one
+    layout: 'packed' concatenates texts without padding, 'padded' sorts them into batches of similar length; 'auto'
+        packs on a GPU, with half=True, where the attention of all models that run allows it
     half: whether a GPU computes in bfloat16; CPUs always compute in float32
-    graphs: whether a GPU records a step once and replays it, which saves the time of launching each kernel
-    compile: whether layers are compiled by torch, on a GPU; None does it for phases that are long enough for it to pay.
-        Layers whose attention, queries, keys or values are compared are never compiled
-    store: hidden states of a frozen backbone: 'auto' keeps them while that pays, 'none' computes them at every step,
+    graphs: whether a GPU records a step once and replays it (CUDA graphs), which saves launching each kernel
+    compile: whether torch compiles layers, on a GPU; None does it for phases long enough for it to pay. Layers whose
+        attention, queries, keys or values are compared are never compiled
+    store: hidden states of a frozen backbone: 'auto' keeps them where that pays, 'none' computes them at every step,
         anything else is a folder that `smallbert features build` has written
-    cache: what teachers say of the texts: 'auto' asks beforehand where that pays and deletes it afterwards, 'none' asks
-        at every step, anything else is a folder where it stays for other runs, with vectors in half precision
+    cache: teachers' outputs: 'auto' computes them beforehand where that pays and deletes them afterwards, 'none' runs
+        teachers at every step, anything else is a folder where they are kept for other runs, vectors in float16
     """
 
     trains: ClassVar[bool] = True
@@ -65,7 +64,7 @@ class Train(Method):
                 raise UserError(f"{self.name}: {name} must be more than 0, not {getattr(self, name)}")
         if self.store not in ("auto", "none") and self.freeze != "backbone":
             raise UserError(
-                f"{self.name}: store={self.store!r} brings hidden states, which stay as they are only with "
+                f"{self.name}: store={self.store!r} has stored hidden states, which are valid only with "
                 "freeze='backbone'; add that, or leave store out"
             )
         if not self.cache.strip():

@@ -15,15 +15,15 @@ from smallbert.texts.corpus import check_text, fingerprint_of_text, lines_of
 
 
 class TrimVocabulary(Method):
-    """Keep the word pieces that occur in a text file or in the task's texts, and forget the rows of all others.
+    """Keep the word pieces that occur in a text file or in the task's texts, and remove all others.
 
-    least: how often a piece has to occur to stay. Special pieces and letters always stay (of WordLevel: special ones),
-        and those that kept ones are joined from (BPE)
+    least: how often a piece has to occur to be kept. Special pieces and letters are always kept (WordLevel: special ones
+        only), and so are the pieces from which BPE joins a kept one
     text: plain text file, or folder of them, in which pieces are counted; None: the task's training texts
-    size: pieces that stay at most, special ones and letters included, the most frequent first; None: no limit
+    size: most pieces to keep, special ones and letters included, the most frequent first; None: no limit
 
-    What is made of kept pieces is cut as before and scored the same to the last bit; other words are cut into smaller
-    pieces, down to letters, which all stay. finetune | trim_vocabulary gives a smaller model that needs no training.
+    Texts of kept pieces are split as before and scored the same, bit by bit; other words are split into smaller pieces,
+    down to letters, which are all kept. finetune | trim_vocabulary gives a smaller model that needs no training.
     """
 
     least: int = 1

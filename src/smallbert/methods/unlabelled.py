@@ -12,9 +12,9 @@ from smallbert.texts.corpus import check_text, fingerprint_of_text, text_files, 
 class Unlabelled(Method):
     """Bring texts without labels to a phase with a teacher: those of a file, or the task's own.
 
-    text: plain text file, or folder of them, with a text a line; a tab stands between two texts, spaces between words
+    text: plain text file, or folder of them, one text per line; a tab separates two texts, spaces separate words
         to be tagged; '' brings none
-    own: what becomes of the task's own rows: 'labelled', they are read with their labels; 'unlabelled', without;
+    own: use of the task's own rows: 'labelled', they are read with their labels; 'unlabelled', without;
         'left out', they are not read; None: 'labelled' where a text is given, else 'unlabelled'
     """
 

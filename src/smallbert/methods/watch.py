@@ -16,11 +16,11 @@ from smallbert.texts.data import STUDENT
 
 
 class Watch(Method):
-    """Write down every so many steps how training stands: loss, gradients and spread by layer, masks, mixture.
+    """Record the state of training every `steps` steps: loss, gradients and spread by layer, masks, mixture.
 
-    steps: steps between two looks
-    examples: training texts that are looked at, the same each time
-    mask: with masks as they are at that step, or cut to their share in the end
+    steps: steps between two records
+    examples: training texts it is measured on, the same each time
+    mask: with masks as they are at that step, or pruned to the final share
     """
 
     trains: ClassVar[bool] = True

@@ -162,7 +162,7 @@ class Phase:
         """
         alike = [one for one in self.methods if one.name == method.name]
         if alike.count(method) > 1:
-            raise UserError(f"{method.name} stands in one phase twice with the same settings; write it once")
+            raise UserError(f"{method.name} is in one phase twice with the same settings; write it once")
         place = alike.index(method)
         return f"{method.name} {place + 1}" if place else method.name
 
