@@ -398,7 +398,7 @@ def test_a_copied_layer_learns_from_the_one_it_was_copied_from(keep, total, kept
         ("align(share=0.5)", "is for a schedule"),
         ("align('embeddings', layers='last')", "leave out 'last'"),
         ("align('attention', heads=4)", "settings for what='relations'"),
-        ("align(layers={1: 2, 1: 3})", "stands in this dict twice"),
+        ("align(layers={1: 2, 1: 3})", "is in this dict twice"),
     ],
 )
 def test_settings_that_cannot_be_meant(recipe, phrase):

@@ -105,7 +105,7 @@ def made_up(**found):
 def test_the_choice():
     record = made_up(base=(90.0, 1.0), quick=(89.6, 3.0), quickest=(80.0, 9.0), slow=(91.0, 0.5))
     found = choose(record, 0.5)
-    assert found["name"] == "quick" and "89.6 after 90.0, 3.00 times as fast (quickest lost more)" in found["sentence"]
+    assert found["name"] == "quick" and "89.6 against 90.0, 3.00 times as fast (quickest lost more)" in found["sentence"]
     assert choose(record, 20)["name"] == "quickest"
     assert choose(record, 0.0)["name"] == "base" and "base stays" in choose(record, 0.0)["sentence"]
     assert choose(record, None) is None
@@ -115,12 +115,12 @@ def test_what_is_doubted_is_the_choice():
     record = made_up(base=(90.0, 1.0), quick=(89.6, 3.0), noisy=(89.9, 2.0), quickest=(80.0, 9.0))
     for name, error in {"base": 0.0, "quick": 0.7, "noisy": 2.0, "quickest": 3.0}.items():
         record["variants"][name]["drop_stderr"] = error
-    doubt = "5,000 examples cannot tell 0.5 points apart: what quick loses is known to ± 0.7; score on more."
+    doubt = "5,000 examples are too few to judge 0.5 points: the loss of quick is known to ± 0.7; score on more."
     assert choose(record, 0.5)["sentence"].endswith(doubt)
     record["variants"]["quick"]["drop_stderr"] = 0.4
     assert "cannot tell" not in choose(record, 0.5)["sentence"]
     stays = choose(record, 0.0)  # since the fastest lost more, which may be chance
-    assert stays["name"] == "base" and "what quickest loses is known to ± 3.0" in stays["sentence"]
+    assert stays["name"] == "base" and "the loss of quickest is known to ± 3.0" in stays["sentence"]
     slow = made_up(base=(90.0, 1.0), slow=(80.0, 0.5))
     assert "cannot tell" not in choose(slow, 0.01)["sentence"]  # nothing hangs on what it lost
 
@@ -129,7 +129,7 @@ def test_too_few_examples_are_said():
     record = made_up(base=(90.0, 1.0), quick=(90.0, 3.0))
     for one, error in zip(record["variants"].values(), (0.0, 2.3), strict=True):
         one["drop_stderr"], one["scores"]["accuracy"]["n"] = error, 100
-    doubt = "100 examples cannot tell 0.5 points apart: what quick loses is known to ± 2.3; score on more."
+    doubt = "100 examples are too few to judge 0.5 points: the loss of quick is known to ± 2.3; score on more."
     assert choose(record, 0.5)["sentence"].endswith(doubt) and "cannot tell" not in choose(record, 4.0)["sentence"]
     record["variants"]["quick"]["drop_stderr"] = 0.0  # all agree, the next might not
     assert "known to ± 1.0" in choose(record, 0.5)["sentence"]
@@ -170,7 +170,7 @@ def test_damaged_exports_are_said(tmp_path):
     texts = {
         "": "export.json cannot be read: .*; export the model again",
         "[]": "export.json holds a list where a JSON object should be",
-        "{}": 'export.json does not say "inputs"',
+        "{}": 'export.json has no "inputs"',
     }
     for text, sentence in texts.items():
         (tmp_path / "export.json").write_text(text)
@@ -178,10 +178,10 @@ def test_damaged_exports_are_said(tmp_path):
             read_variant(tmp_path)
     for name, value in {"length": "64", "kind": 3, "labels": "good", "inputs": ["pixels"], "model": [1]}.items():
         write_facts(tmp_path, **{name: value})
-        with pytest.raises(UserError, match=f'export.json says something impossible as "{name}"'):
+        with pytest.raises(UserError, match=f'export.json has an impossible value for "{name}"'):
             read_variant(tmp_path)
     write_facts(tmp_path)
-    with pytest.raises(UserError, match="no whole ONNX export"):
+    with pytest.raises(UserError, match="not a complete ONNX export"):
         read_variant(tmp_path)
     pytest.importorskip("onnxruntime")
     (tmp_path / "model.onnx").write_bytes(b"\x08\x0a truncated")
@@ -203,7 +203,7 @@ def test_what_is_asked_wrongly_is_said_before_any_work(folders, tmp_path, capsys
         "two models are called 'onnx'": (deep, str(tmp_path / "onnx"), "--variants", "onnx", *out),
         "at most 72 tokens": (deep, "--length", "73", "--variants", "onnx", *out),
         "given 'tflite'; write one or more of: onnx, onnx-int8": (deep, "--variants", "tflite"),
-        "finds ranges on training texts: give --task": (deep, "--variants", "onnx,onnx-int8-calibrated"),
+        "finds its ranges on training texts: give --task": (deep, "--variants", "onnx,onnx-int8-calibrated"),
         "--threads was given 100000; at most": (deep, "--threads", "1,100000"),
     }
     for sentence, words in wrong.items():

@@ -79,7 +79,7 @@ def uneven():
         ("head", LATE, "the model has 2 layers"),
         ("head | quantize", f"{SHORT} | student(2, width=8, start='slice')", "out of plain weights"),
         ("head | quantize", f"{SHORT} | lstm(6, inner=5)", "in few bits already"),
-        ("head", f"{SHORT} | bottleneck(2, 24, 8, 4, embed=17)", "words of the student would have 17"),
+        ("head", f"{SHORT} | bottleneck(2, 24, 8, 4, embed=17)", "word embeddings cannot have 17 dimensions"),
         ("head", f"{SHORT} | sparse", "prune first"),
         ("head", f"{SHORT} | codebook | sparse", "prune first"),
         ("head", f"{SHORT} | mix_layers | {SHORT} | mix_layers", "there can be only one"),
@@ -269,10 +269,10 @@ def test_marks_of_a_phase_that_is_taken_over_are_known_by_name(tmp_path, trained
 def test_a_pooler_that_will_not_read_whole_texts_is_told_before_and_after(more):
     short, task = f"pool_layers(length=9{more})", cut_at(TASK, 20)
     given = run(short, made(), task, judge=False).encoder
-    told = ("texts may have 20 tokens, but the pooler reads the first 9 and no others; see --length",)
+    told = ("texts may have 20 tokens, but the pooler reads only the first 9; see --length",)
     assert look(f"{SHORT} | {short} + {SHORT}", made(), task).warnings == told
     assert look(SHORT, given, task).warnings == told
-    assert any("the pooler reads the first 9 tokens" in note for note in evaluate(given, task)["notes"])
+    assert any("the pooler reads only the first 9 tokens" in note for note in evaluate(given, task)["notes"])
     for recipe, start, length in ((SHORT, given, 9), ("head", given, 20), ("pool_layers", made(), 20)):
         assert look(recipe, start, cut_at(TASK, length)).warnings == ()
         if length == 20:

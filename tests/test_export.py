@@ -93,7 +93,7 @@ def test_few_bits_stay_few(recipe, tmp_path):
     assert found["difference"] < 1e-5 and f"{len(parts)} of {len(parts)} matrices" in notes[-1]
     wanted = numbers * (0.5 if KEPT[recipe] != onnx.TensorProto.INT8 else 1)
     assert wanted <= sizes[KEPT[recipe]] < 1.1 * wanted
-    assert ("of 4 and of 8" in notes[-1]) == (recipe in ("quantize(2, scope='tensor')", "codebook(3)"))
+    assert ("of 4 and 8 bits" in notes[-1]) == (recipe in ("quantize(2, scope='tensor')", "codebook(3)"))
     assert not any(len(one.dims) == 2 and min(one.dims) > 8 for one in model.graph.initializer if one.data_type == 1)
     assert ("QuantizeLinear" in kinds(model)) == ("static" in recipe)
 
@@ -164,7 +164,7 @@ def test_int8_keeps_ranges_that_were_learned(tmp_path):
         )
     smoothed = run("head | quantize(4, 'static', 'group', group=4, smooth='search')", small(layers=1), TASK).encoder
     save_folder(smoothed, tmp_path / "model")
-    with pytest.raises(UserError, match="fixed ranges already"):
+    with pytest.raises(UserError, match="fixed ranges of its inputs already"):
         export_int8(tmp_path / "model", tmp_path / "out", calibrate=TASK)
     eight = make_int8(run("head", smoothed, TASK).encoder)  # a new head has none, and stays real
     assert "int8 and float32" in arithmetic(eight) and type(eight.head.dense) is torch.nn.Linear
@@ -280,7 +280,7 @@ def test_what_rounds_by_token_can_be_calibrated(tmp_path):
     every = kinds(onnx.load(tmp_path / "out" / "model.onnx"))
     assert found["precision"] == "int8" and "DequantizeLinear" in every and "MatMulInteger" not in every
     save_folder(run("head | quantize(8, activations='static')", small(layers=1), TASK).encoder, tmp_path / "fixed")
-    with pytest.raises(UserError, match="fixed ranges already"):
+    with pytest.raises(UserError, match="fixed ranges of its inputs already"):
         export_int8(tmp_path / "fixed", tmp_path / "other", calibrate=TASK)
 
 
@@ -468,13 +468,13 @@ def test_a_plain_folder_is_compared_by_transformers_own_forward(tmp_path, monkey
         "mix_layers | quantize(8)": "weights in few bits and a mixture of layers",
         "connect_layers": "connections between layers",
         "stride": "joined tokens",
-        "lstm(width=6, layers=1, inner=8)": "an LSTM for layers",
+        "lstm(width=6, layers=1, inner=8)": "an LSTM instead of layers",
         "pool_layers": "a head that reads all layers",
         "head(pool='mean')": "a head that reads the mean of all tokens",
     }.items(),
 )
 def test_what_transformers_does_not_know_is_named(recipe, part, tmp_path):
     save_folder(run(f"head | {recipe}", small(layers=1), TASK).encoder, tmp_path / "model")
-    with pytest.raises(UserError, match=f"model has {part}, which transformers does not know, so it cannot"):
+    with pytest.raises(UserError, match=f"model has {part}, which transformers does not support, so it cannot"):
         export_hugging_face(tmp_path / "model", tmp_path / "plain")
     assert not (tmp_path / "plain").exists()

@@ -271,7 +271,7 @@ def test_a_tokenizer_that_cannot_be_read_is_not_called_missing(file, encoder, tm
 def test_what_a_damaged_history_led_to_stays_behind_the_sentence(encoder, tmp_path):
     save_folder(encoder, tmp_path / "model")
     rewrite(tmp_path / "model" / "encoder.json", history=[{"step": "quantize", "plan": {}}])
-    with pytest.raises(UserError, match=r"model/encoder.json tells of .* \(KeyError: 'modules'\); save or") as said:
+    with pytest.raises(UserError, match=r"model/encoder.json describes .* \(KeyError: 'modules'\); save or") as said:
         load_folder(tmp_path / "model")
     assert isinstance(said.value.__cause__, KeyError)
 

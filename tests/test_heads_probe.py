@@ -206,7 +206,7 @@ def test_models_that_cannot_be_weighed_say_why():
     broken = with_head()
     with torch.no_grad():
         broken.head.out.bias[0] = math.nan
-    with pytest.raises(UserError, match="not numbers"):
+    with pytest.raises(UserError, match="not finite"):
         head_importance(broken, toy_task(), examples=4)
 
 

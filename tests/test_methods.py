@@ -199,7 +199,7 @@ def test_a_full_mask_trains_like_no_mask(encoder, method):
 def test_two_masks_in_one_phase_are_refused(encoder):
     with pytest.raises(UserError, match="one method that decides which weights stay, but magnitude and movement"):
         run(f"magnitude + movement + {WHOLE}", encoder, TASK)
-    with pytest.raises(UserError, match="both turn the dial 'keep'"):
+    with pytest.raises(UserError, match="both schedule 'keep'"):
         phase_of(f"magnitude + {WHOLE}", encoder, TASK).dial("keep", 0.5)
     for text in ("magnitude(1.0)", "magnitude(0.0)", "movement(0.1, begin=0.8, finish=0.2)", "drop_layers(0)"):
         with pytest.raises(UserError):

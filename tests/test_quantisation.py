@@ -632,7 +632,7 @@ def test_refusals(encoder, recipe, match):
 def test_what_is_no_number_is_not_rounded_to_one(encoder, recipe, number):
     broken = encoder.copy()
     broken.get_parameter("backbone.encoder.layer.1.output.dense.weight").data[3, 5] = number
-    with pytest.raises(UserError, match=r"layer\.1\.output\.dense hold NaN or infinite numbers"):
+    with pytest.raises(UserError, match=r"layer\.1\.output\.dense hold NaN or infinite values"):
         run(recipe, broken, TASK)
 
 

@@ -411,7 +411,7 @@ def test_a_failure_tells_nothing_and_spoils_nobody_else(exports):
 
     found = talk(slow(exports()), conversation, Limits(wait=0.1))
     assert [one.status_code for one in found] == [200, 500, 200]
-    assert found[1].json()["error"].startswith("something went wrong") and "secret" not in found[1].text
+    assert found[1].json()["error"].startswith("internal error") and "secret" not in found[1].text
 
 
 def read_metrics(page: str) -> dict[str, float]:
@@ -513,7 +513,7 @@ def test_a_real_process(exports):
             answer = http.client.HTTPResponse(broken)
             answer.begin()
             assert answer.status == 400 and answer.headers["content-type"] == "application/json"
-            assert "no HTTP request" in json.loads(answer.read())["error"]
+            assert "not a readable HTTP request" in json.loads(answer.read())["error"]
         taken = subprocess.run(
             [sys.executable, "-m", "smallbert", "serve", str(exports()), "--port", str(port)],
             capture_output=True,
@@ -655,7 +655,7 @@ def test_broken_exports_are_said(tmp_path):
         "model.onnx cannot be loaded": {"model.onnx": "nonsense"},
         "export.json cannot be read": {"export.json": "{"},
         "export.json holds a list": {"export.json": "[]"},
-        'says something impossible as "length"': {"export.json": {"length": "64"}},
+        'has an impossible value for "length"': {"export.json": {"length": "64"}},
         "does not say how long": {"export.json": {"length": None}, "tokenizer_config.json": "{}"},
     }
     for number, (sentence, changes) in enumerate(breaks.items()):

@@ -152,7 +152,7 @@ def test_a_hub_that_never_answers_is_given_up_soon(index, monkeypatch):
         find_model("someone/some-model", said.append)
     assert time.monotonic() - start < 3
     assert said == [
-        "asking the hub for someone/some-model",
+        "looking up someone/some-model on the hub",
         "the hub cannot be reached (TimeoutError); looking elsewhere",
     ]
 

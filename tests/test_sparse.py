@@ -386,7 +386,7 @@ def test_a_folder_of_an_unknown_method_is_refused_in_a_sentence(tmp_path):
     save_folder(run("sparse", pruned(), TASK).encoder, tmp_path / "model")
     about = tmp_path / "model" / "encoder.json"
     about.write_text(about.read_text().replace("sparse(values", "sparser(values"))
-    with pytest.raises(UserError, match=r"what was done to .* cannot be done again: .*'sparser'"):
+    with pytest.raises(UserError, match=r"the recorded steps of .* cannot be repeated: .*'sparser'"):
         load_folder(tmp_path / "model")
 
 

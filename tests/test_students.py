@@ -293,7 +293,7 @@ def test_random_students_follow_the_seed():
         ("lstm(4, embed=8) | mix_layers", "works on layers"),
         ("lstm(4, embed=8) | stride(2)", "works on layers"),
         ("lstm(4, embed=8) | connect_layers", "works on layers"),
-        ("lstm(4, embed=17)", "words of the student would have 17"),
+        ("lstm(4, embed=17)", "word embeddings cannot have 17 dimensions"),
         ("student(3, model='x')", r"student\(model='x'\) \| student\(4\)"),
         ("small_vocabulary(text='nowhere.txt')", "no text at"),
     ],

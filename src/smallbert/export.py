@@ -44,7 +44,7 @@ def export_hugging_face(
         inner = aside / "model"
         if save_folder(encoder, inner) != "huggingface":
             raise UserError(
-                f"{folder} has {_unknown_parts(encoder)}, which transformers does not know, so it cannot be a plain "
+                f"{folder} has {_unknown_parts(encoder)}, which transformers does not support, so it cannot be a plain "
                 "Hugging Face folder; load it with smallbert, or write --to onnx"
             )
         for file in inner.iterdir():
@@ -67,18 +67,18 @@ def _unknown_parts(encoder: Encoder) -> str:
     head = encoder.head if HEAD in encoder.heads else None
     parts = {
         "weights in few bits": stored_parts(encoder),
-        "an LSTM for layers": encoder.family == "bilstm",
+        "an LSTM instead of layers": encoder.family == "bilstm",
         "a mixture of layers": encoder.mixture is not None,
         "connections between layers": encoder.connections is not None,
         "joined tokens": encoder.stride is not None,
         "a head that reads all layers": isinstance(head, Pooler),
         "a plain head beside it": PLAIN in encoder.heads,
-        "a head for hidden words": WORDS in encoder.heads,
+        "a masked-LM head": WORDS in encoder.heads,
         "a head that reads the mean of all tokens": isinstance(head, Head)
         and head.pool == "mean"
         and encoder.family != "modernbert",
     }
-    return " and ".join(name for name, has in parts.items() if has) or "a shape of its own"
+    return " and ".join(name for name, has in parts.items() if has) or "an unusual shape"
 
 
 def export_onnx(
@@ -117,8 +117,8 @@ def export_int8(
     encoder = load_folder(folder)
     if calibrate is not None and _learned_ranges(encoder):
         raise UserError(
-            "the inputs of this model have fixed ranges already, those it was made with, so there are none to find; "
-            "write onnx-int8 without calibrating, or start from the model before that"
+            "this model has fixed ranges of its inputs already, so there are none to find; "
+            "leave out --calibrate, or start from the model before it was quantised"
         )
     small = encoder if _is_int8(encoder) else make_int8(encoder, calibrate)
     if small is encoder and calibrate is not None:
@@ -249,13 +249,13 @@ def write_onnx(encoder: Encoder, path: Path, first_only: bool = True) -> list[st
 
     notes = []
     if sparse_linears(encoder):
-        notes.append("Zeros are written out: ONNX has no sparse products.")
+        notes.append("Zeros are stored too: ONNX has no sparse products.")
     encoder = with_plain_linears(encoder.copy())
     # A pooler that waits for a head is in no graph.
     parts = {name: part for name, part in stored_parts(encoder).items() if name.split(".")[0] != "pooler"}
     by_token = [part for part in parts.values() if getattr(part, "activations", False) is True]
     if not all(part.is_whole for part in by_token):
-        notes.append("Inputs of layers are not rounded: no operator multiplies groups of weights in whole numbers.")
+        notes.append("Inputs of layers are not rounded: no operator multiplies groups of weights in integers.")
     elif by_token:
         notes.append("Inputs are rounded token by token; ranges fixed with --calibrate TASK run about a tenth faster.")
     plain = with_real_weights(encoder.copy())
@@ -267,7 +267,9 @@ def write_onnx(encoder: Encoder, path: Path, first_only: bool = True) -> list[st
         kept = keep_few_bits(model, known)
         more = any(file_bits(part) > bits_of(part) for part in parts.values())
         note = f"{kept} of {len(parts)} matrices are stored in few bits"
-        notes.append(f"{note}; a file has types of 4 and of 8, and the next one was taken." if more else f"{note}.")
+        notes.append(
+            f"{note}; an ONNX file has types of 4 and 8 bits, and the next larger was taken." if more else f"{note}."
+        )
     avoid_slow_fusions(model)
     onnx.save(model, str(path))
     return notes

@@ -129,10 +129,10 @@ def _from_hub(name: str, say: Say) -> tuple[Path | None, str]:
         "no",
         "off",
     ):
-        say(f"asking the hub for {name}")
+        say(f"looking up {name} on the hub")
         answer = _within(HUB_PATIENCE, lambda: HfApi().model_info(name, timeout=HUB_PATIENCE - 1))
         if isinstance(answer, GatedRepoError):
-            return None, f"{name} on the hub asks for its terms to be accepted first"
+            return None, f"the terms of {name} must be accepted on the hub first"
         if isinstance(answer, RepositoryNotFoundError):
             return None, f"the hub has no model called {name!r}"
         if not isinstance(answer, Exception):
@@ -173,7 +173,7 @@ def _check_model(folder: Path) -> Path:
     if not folder.is_dir():
         raise UserError(f"{folder} is a file, not a model folder; {_how_to_be_local()}")
     if not (folder / OWN_FOLDER).exists() and not (folder / "config.json").exists():
-        raise UserError(f"{folder} has no config.json, so it is no model folder; {_how_to_be_local()}")
+        raise UserError(f"{folder} has no config.json, so it is not a model folder; {_how_to_be_local()}")
     if not list(folder.glob("*.safetensors")):
         raise UserError(f"{folder} has no *.safetensors weights; {_how_to_be_local()}")
     return folder

@@ -131,11 +131,11 @@ def choose(record: dict[str, Any], max_drop: float | None) -> dict[str, Any] | N
     best = max(held, key=lambda name: speed[name])
     lost = [name for name in names if name not in held]
     sentence = (
-        f"{first} stays: none of the others is faster and within {max_drop:g} points of its {metric} of "
+        f"keep {first}: none of the others is faster and within {max_drop:g} points of its {metric} of "
         f"{value[first]:.1f}"
         if best == first
-        else f"{best} is the fastest that holds {metric} within {max_drop:g} points of {first}: "
-        f"{value[best]:.1f} after {value[first]:.1f}, {speed[best]:.2f} times as fast"
+        else f"{best} is the fastest that keeps {metric} within {max_drop:g} points of {first}: "
+        f"{value[best]:.1f} against {value[first]:.1f}, {speed[best]:.2f} times as fast"
     )
     sentence += f" ({', '.join(lost)} lost more)" if lost else ""
     # Where the first stays, what it hangs on is what the fastest of the others lost.
@@ -151,7 +151,7 @@ def _doubt(record: dict[str, Any], name: str, max_drop: float) -> str:
         return ""
     count = record["variants"][name]["scores"][record["headline"]]["n"]
     return (
-        f" {count:,} examples cannot tell {max_drop:g} points apart: what {name} loses is known to ± {error:.1f}; "
+        f" {count:,} examples are too few to judge {max_drop:g} points: the loss of {name} is known to ± {error:.1f}; "
         "score on more."
     )
 

@@ -72,7 +72,7 @@ def _read_onnx(folder: Path, name: str) -> Variant:
     tokenizer, size = load_tokenizer(folder), export_bytes(folder)
     if about.length is None or not path.is_file():
         raise UserError(
-            f"{folder} is no whole ONNX export; write it again: smallbert export MODEL --to onnx --out FOLDER"
+            f"{folder} is not a complete ONNX export; write it again: smallbert export MODEL --to onnx --out FOLDER"
         )
 
     def open_one(threads: int) -> Callable[[Batch], Tensor]:
@@ -101,7 +101,7 @@ def read_names(text: str, with_task: bool = True) -> list[str]:
     if unknown := [name for name in names if name not in EXPORTS]:
         raise UserError(f"--variants was given {unknown[0]!r}; write one or more of: {', '.join(EXPORTS)}")
     if CALIBRATED in names and not with_task:
-        raise UserError(f"--variants {CALIBRATED} finds ranges on training texts: give --task, such as --task sst2")
+        raise UserError(f"--variants {CALIBRATED} finds its ranges on training texts: give --task, such as --task sst2")
     return names
 
 

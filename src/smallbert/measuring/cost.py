@@ -52,7 +52,7 @@ def measure(
             if throughput is None:
                 missing["throughput"] = "no GPU on the machine that measured it"
         except torch.OutOfMemoryError:  # others may hold the GPU; all that can be known without it is worth having
-            missing["throughput"] = "the GPU had not enough memory left"
+            missing["throughput"] = "the GPU did not have enough free memory"
     return {
         "bytes": measure_bytes(folder),
         "parameters": count_parameters(encoder),

@@ -90,5 +90,5 @@ def note_unread(head: Any, lengths: Sequence[int] | np.ndarray) -> list[str]:
     """Say so where a pooler reads fewer tokens than some texts have."""
     reads = getattr(head, "positions", 0)
     longer = sum(int(length) > reads for length in lengths) if reads else 0
-    told = f"the pooler reads the first {reads} tokens of a text and no others"
+    told = f"the pooler reads only the first {reads} tokens of a text"
     return [f"{told}, and {longer:,} of {len(lengths):,} are longer"] if longer else []

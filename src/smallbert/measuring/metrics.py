@@ -35,7 +35,7 @@ def score(task: Task, predictions: Sequence[Any], split: Split) -> dict[str, Sco
     known = _KINDS[task.kind](task, predictions, split)
     for metric in task.metrics:
         if metric not in known:
-            raise UserError(f"metric '{metric}' does not fit kind {task.kind}; known are: {', '.join(known)}")
+            raise UserError(f"metric '{metric}' does not fit kind {task.kind}; known: {', '.join(known)}")
     return {metric: known[metric]() for metric in task.metrics}
 
 

@@ -93,7 +93,7 @@ class Distill(Method):
             if other.teaches and other.teacher == self.teacher and getattr(other, "length", None) != self.length:
                 raise UserError(
                     f"distill(length={self.length}) gives the teacher other tokens than the student, but "
-                    f"{other.name} compares both on the same ones; put them into phases of their own"
+                    f"{other.name} compares both on the same ones; put them into separate phases"
                 )
 
     def attach(self, phase: Any) -> None:

@@ -215,7 +215,7 @@ def some_roundable(encoder: Any, method: str) -> list[str]:
         return names
     raise UserError(
         f"{method}: this {encoder.family} model has no real-valued matrix left to round; it is stored in few bits "
-        "already, so start from the model before that"
+        "already, so start from the model before it was quantised"
     )
 
 

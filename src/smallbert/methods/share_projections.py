@@ -49,7 +49,7 @@ class ShareProjections(Method):
     def fits(self, phase: Any, steps: int | None) -> None:
         """There is a teacher, and both have layers."""
         if len([method for method in phase.methods if method.name == self.name]) > 1:
-            raise UserError("share_projections is in one phase twice; put them into phases of their own")
+            raise UserError("share_projections is in one phase twice; put them into separate phases")
         for encoder in (phase.teachers.expect(self.teacher) or phase.encoder, phase.encoder):
             check_layers(encoder, self.name)
 

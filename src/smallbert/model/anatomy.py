@@ -161,7 +161,7 @@ def anatomy(backbone: Any) -> Anatomy:
     """The row of the backbone's family."""
     family = backbone.config.model_type
     if family not in FAMILIES:
-        raise UserError(f"models of type {family!r} are not known here; known are: {', '.join(FAMILIES)}")
+        raise UserError(f"models of type {family!r} are not supported; supported: {', '.join(FAMILIES)}")
     return FAMILIES[family]
 
 

@@ -54,8 +54,8 @@ def order_labels(labels: Sequence[str], task: Task, name: str = "this model") ->
         return None
     raise UserError(
         f"{name} has classes named {_only_in(labels, task.labels)} where {task.name} has "
-        f"{_only_in(task.labels, labels)}, and nothing says which is which; call them the same in the data, or correct "
-        "id2label in the model's config.json (labels in its encoder.json), or fine-tune it on the task"
+        f"{_only_in(task.labels, labels)}, and nothing says which is which; give them the same names in the data, or "
+        "correct id2label in the model's config.json (labels in its encoder.json), or fine-tune it on the task"
     )
 
 

@@ -57,7 +57,7 @@ class Encoder(nn.Module):
         super().__init__()
         row = anatomy(backbone)
         if getattr(backbone.config, "inner_group_num", 1) != 1:
-            raise UserError("ALBERT models with more than one layer to a group are not known here")
+            raise UserError("ALBERT models with more than one layer per group are not supported")
         self.base: dict[str, Any] = plain_config(backbone.config)
         # A pretrained pooler is a head in waiting: the first classification head takes it over.
         self.pooler: nn.Module | None = _pooler(backbone)
@@ -116,7 +116,7 @@ class Encoder(nn.Module):
         """Run the backbone, or its first layers, and keep every hidden state; a batch that brings them needs no run."""
         if batch.hidden is not None:
             if taps or route is not None:
-                raise ValueError("stored hidden states cannot be tapped or routed")
+                raise ValueError("stored hidden states give no inner states and cannot be routed")
             return States(self._stored(batch))
         return collect(self.backbone, self.order, batch, route, taps, self.connections, self.stride, depth)
 

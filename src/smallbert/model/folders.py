@@ -75,7 +75,7 @@ def _load_ours(path: Path) -> Encoder:
     expected = set(_unique_tensors(encoder))
     if expected != set(tensors):
         odd = sorted(expected ^ set(tensors))
-        raise UserError(f"the weights in {path} do not fit its history: {len(odd)} names differ, the first is {odd[0]}")
+        raise UserError(f"the weights in {path} do not fit its history: {len(odd)} names differ, first {odd[0]}")
     try:
         encoder.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
@@ -92,23 +92,23 @@ def _rebuild(path: Path, saved: dict[str, Any]) -> Encoder:
     """The encoder that a folder's encoder.json tells of, with weights not yet set, or one sentence on what is wrong."""
     file, form = path / "encoder.json", saved.get("format", 0)
     if type(form) is not int or form < 1:
-        raise UserError(f"{file} does not say its format as a number from 1 on; {AGAIN}")
+        raise UserError(f"{file} has no format that is a whole number from 1; {AGAIN}")
     if form > FORMAT:
         raise UserError(f"{path} was written by a newer smallbert (format {form}); upgrade smallbert to load it")
     if lost := [name for name in ("config", "history", "layout", "source") if name not in saved]:
-        raise UserError(f"{file} does not say its {lost[0]}; {AGAIN}")
+        raise UserError(f"{file} has no {lost[0]}; {AGAIN}")
     tokenizer = load_tokenizer(path)
     try:
         encoder = skeleton(saved["config"], tokenizer)
         encoder.source = saved["source"]
         encoder.replay(saved["history"])
     except UserError as error:
-        raise UserError(f"what was done to {path} cannot be done again: {str(error).splitlines()[0]}") from None
+        raise UserError(f"the recorded steps of {path} cannot be repeated: {str(error).splitlines()[0]}") from None
     except (MemoryError, OSError, RunError):
         raise
     except Exception as error:  # a damaged file can ask for anything; what it led to stays behind the sentence
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise UserError(f"{file} tells of a model that cannot be built ({why}); {AGAIN}") from error
+        raise UserError(f"{file} describes a model that cannot be built ({why}); {AGAIN}") from error
     return encoder
 
 
@@ -128,9 +128,7 @@ def _load_hugging_face(path: Path) -> Encoder:
         raise UserError(f"{path} cannot be loaded as a model: {str(error).splitlines()[0]}") from None
     missing = sorted(name for name in info["missing_keys"] if not name.startswith("pooler."))
     if missing:
-        raise UserError(
-            f"the weights in {path} are not complete: {len(missing)} are missing, the first is {missing[0]}"
-        )
+        raise UserError(f"the weights in {path} are not complete: {len(missing)} are missing, first {missing[0]}")
     backbone = model.base_model
     if any(name.startswith("pooler.") for name in info["missing_keys"]):
         backbone.pooler = None

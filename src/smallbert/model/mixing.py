@@ -249,7 +249,7 @@ def check_no_pooler(encoder: Any, name: str) -> None:
     """Refuse a mixture that no head would read."""
     if any(hasattr(head, "reads") for head in encoder.heads.values()):
         raise UserError(
-            f"{name}: this encoder's head is a pooler, or becomes one in this phase, which reads layers by itself; "
+            f"{name}: this encoder's head is a pooler, or becomes one in this phase, which reads all layers itself; "
             "put a plain head on it, or leave one of the two out"
         )
 
@@ -284,7 +284,7 @@ def kept_places(reads: list[int], kept: list[int]) -> list[int]:
     places = [place for place, number in enumerate(reads) if number in stay]
     if not places:
         raise UserError(
-            f"the head reads the hidden states {reads} alone, and none of them would be left; keep one of them"
+            f"the head reads only the hidden states {reads}, and none of them would be left; keep one of them"
         )
     return places
 

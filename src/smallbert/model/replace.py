@@ -24,7 +24,7 @@ def replace_backbone(encoder: Encoder, new: Encoder) -> None:
     drop_word_head(encoder)
     for name, old in list(encoder.heads.items()):
         if not isinstance(old, Head):
-            raise UserError("a pooler reads the layers of the model it was made for; put pool_layers behind the new")
+            raise UserError("a pooler reads the layers of the model it was made for; put pool_layers after the new")
         head = Head(old.kind, old.out.out_features, new.backbone.config, old.labels, old.pool)
         if encoder.pooler is not None and head.dense is not None:
             head.dense = encoder.pooler  # type: ignore[assignment]
@@ -144,11 +144,11 @@ def check_words(encoder: Encoder, size: int, method: str) -> None:
     """Refuse word embeddings that cannot be had in `size` numbers each."""
     table: Any = getattr(words(encoder.backbone), "weight", None)
     if not isinstance(table, nn.Parameter):
-        raise UserError("the word embeddings are stored in few bits already; put what rounds them behind the student")
+        raise UserError("the word embeddings are stored in few bits already; round them after the student is made")
     if size > table.shape[1]:
         raise UserError(
-            f"{method}: words of the student would have {size} numbers each, but the teacher's have {table.shape[1]}; "
-            f"write {method}(embed={table.shape[1]}) or fewer"
+            f"{method}: the student's word embeddings cannot have {size} dimensions, as the teacher's have "
+            f"{table.shape[1]}; write {method}(embed={table.shape[1]}) or fewer"
         )
 
 

@@ -23,7 +23,7 @@ from smallbert.model.replace import head_shape
 
 Importance = dict[nn.Parameter, Tensor]  # how much each weight matters, from 0
 
-PLAIN = "a student is cut out of plain weights; put quantize and sparse behind student(…)"
+PLAIN = "a student is cut out of plain weights; put quantize and sparse after student(…)"
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def search_factors(
     for number, names in enumerate(same.values()):
         factor = search_factor([readers[name] for name in names], bounds[names[0]], rows[names[0]], fixed)
         found |= dict.fromkeys(names, factor)
-        tell("searching factors of inputs", number + 1, len(same))
+        tell("searching input scales", number + 1, len(same))
     return found
 
 

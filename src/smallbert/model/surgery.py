@@ -41,4 +41,4 @@ def keep_layers(encoder: Encoder, kept: list[int]) -> None:
 def lost_heads(before: Encoder, after: Encoder) -> list[str]:
     """What is to be said of a head that went with the layers it stood on."""
     gone = PLAIN in before.heads and PLAIN not in after.heads and len(after.order) < len(before.order)
-    return ["the plain head, beside which the pooler learned, went with the layers that it stood on"] if gone else []
+    return ["the plain head, beside which the pooler learned, was removed with the layers below it"] if gone else []

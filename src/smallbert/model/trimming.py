@@ -107,7 +107,7 @@ def trimmed(tokenizer: Any, pieces: list[str], who: str) -> Any:
     _renumber(post, new)
     made = Tokenizer.from_str(json.dumps({**parts, "truncation": None, "padding": None}))
     if made.get_vocab(with_added_tokens=True) != new:
-        raise UserError(f"{who}: this tokenizer's numbers leave gaps, which cannot be closed; write small_vocabulary")
+        raise UserError(f"{who}: this tokenizer's ids have gaps, which cannot be closed; write small_vocabulary")
     names = {name: getattr(tokenizer, name) for name in ("padding_side", "truncation_side")}
     if more := list(getattr(tokenizer, "extra_special_tokens", ())):
         names["extra_special_tokens"] = more

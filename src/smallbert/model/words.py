@@ -147,7 +147,7 @@ def check_word_head(encoder: Any, who: str, instead: str = "") -> None:
     """Refuse an encoder that cannot guess words, neither by a head nor by what its model file has for one."""
     if WORDS not in encoder.heads and not encoder.spare:
         raise UserError(
-            f"{who} has no masked-LM head, so it cannot guess words; take a model folder that has one, or make "
+            f"{who} has no masked-LM head, so it cannot predict words; take a model folder that has one, or make "
             f"one: pretrain('text.txt', keep_head=True){instead}"
         )
 

@@ -116,7 +116,7 @@ class SparseLinear(Keeping):
             return f"there are no gaps of {self.width} bits, only of {', '.join(map(str, WIDTHS))}"
         places, room = unpack(self.gaps, self.width), self.in_features * self.out_features
         if len(places) != len(self.values):
-            return f"its gaps lead to {len(places)} places, but it has {len(self.values)} numbers"
+            return f"its gaps lead to {len(places)} places, but it has {len(self.values)} values"
         if len(places) and not 0 <= int(places[0]) <= int(places[-1]) < room:
             return f"its gaps lead to place {int(places[-1])} of {room}"
         return ""

@@ -116,7 +116,7 @@ def compare(encoder: Encoder, run: Run, batches: list[Batch], say: Any = None) -
         seen = [scores if scores.dim() == 2 else scores[real] for scores in (wanted, given)]
         for scores, whose in zip(seen, ("the model", "the export"), strict=True):
             if not scores.isfinite().all():
-                raise RunError(f"{whose} gives scores that are no numbers (NaN or infinite), so no file was kept")
+                raise RunError(f"{whose} gives scores that are not finite (NaN or infinite), so no file was kept")
         worst = max(worst, float((seen[0] - seen[1]).abs().max()))
         ours += _opinions(wanted, real, kind)
         theirs += _opinions(given, real, kind)
@@ -173,7 +173,7 @@ def must_agree(found: dict[str, Any], bound: Bound, asked: float | None) -> None
         if share < least:
             raise RunError(
                 f"of the predictions of the export only {share:.0%} are the encoder's{more}, so it was not kept; try "
-                "`smallbert export` with --calibrate and the task, or with --max-difference 0.5 to keep it all the same"
+                "`smallbert export` with --calibrate and the task, or with --max-difference 0.5 to keep it anyway"
             )
 
 

@@ -14,7 +14,7 @@ PRODUCT = (
     b"B\x04\n\x00\x10\n"
 )
 INEXACT = (
-    "This CPU loses some of what 8-bit products add up to (it has no VNNI), so int8 files give other scores here than "
+    "Sums of 8-bit products saturate on this CPU (it has no VNNI), so int8 files give other scores here than "
     "elsewhere; `smallbert export MODEL --to onnx` writes one that does not."
 )
 

@@ -41,7 +41,7 @@ def read_exported(folder: Path) -> Exported:
     path = folder / FILE
     found = read_object(path)
     if lost := [name for name in ("inputs", "kind", "labels", "length") if name not in found]:
-        raise UserError(f'{path} does not say "{lost[0]}"; {AGAIN}')
+        raise UserError(f'{path} has no "{lost[0]}"; {AGAIN}')
     right = {
         "inputs": _are_words(found["inputs"]) and bool(found["inputs"]) and set(found["inputs"]) <= {*INPUTS},
         "kind": found["kind"] is None or isinstance(found["kind"], str),
@@ -52,7 +52,7 @@ def read_exported(folder: Path) -> Exported:
         "calibrated": isinstance(found.get("calibrated"), str | None),
     }
     if wrong := [name for name, is_right in right.items() if not is_right]:
-        raise UserError(f'{path} says something impossible as "{wrong[0]}": {str(found[wrong[0]])[:60]!r}; {AGAIN}')
+        raise UserError(f'{path} has an impossible value for "{wrong[0]}": {str(found[wrong[0]])[:60]!r}; {AGAIN}')
     facts: dict[str, Any] = {name: found.get(name) for name in right}
     return Exported(**facts)
 
@@ -62,7 +62,7 @@ def check_scores(folder: Path, about: Exported, scores: Sequence[np.ndarray]) ->
     count = scores[0].shape[-1]
     fits = about.kind is None or count == about.outputs
     if not fits or not all(np.isfinite(one).all() for one in scores):
-        found = "scores that are no numbers" if fits else f"{count} scores"
+        found = "scores that are not finite" if fits else f"{count} scores"
         raise UserError(f"{folder} gives {found} where its {FILE} promises {about.outputs}; {AGAIN}")
 
 

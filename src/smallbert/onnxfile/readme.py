@@ -16,7 +16,7 @@ It needs no torch and no smallbert: `pip install onnxruntime tokenizers numpy`, 
 {snippet}
 ```
 
-`smallbert serve` on this folder answers over HTTP, `smallbert bench` says how fast it is.
+`smallbert serve` serves this folder over HTTP, `smallbert bench` measures its speed.
 """
 OPEN = """import json
 import numpy, onnxruntime, tokenizers

@@ -53,7 +53,7 @@ def keep_few_bits(model: ModelProto, known: dict[str, Stored]) -> int:
         model.opset_import[0].version = HALF_BYTES
     marked = [key for key, part in known.items() if key not in graph.found and key != _key(part.real().numpy())]
     if marked:
-        raise RunError("a matrix that equals another one was not found in the graph again, so no file was written")
+        raise RunError("one of two equal matrices was not found in the graph, so no file was written")
     return len(graph.found)
 
 

@@ -27,13 +27,13 @@ Say = Callable[[str, int, int, str], None]
 
 SUMMARIES = {
     "to_sep": "the share that goes to separators",
-    "to_cls": "the share that goes to the mark of the whole text",
+    "to_cls": "the share that goes to the token of the whole text",
     "to_itself": "the share that stays on the token itself",
     "to_previous": "the share that goes to the token before, where there is one",
     "to_next": "the share that goes to the token after, where there is one",
-    "distance": "how many tokens away it looks",
-    "entropy": "how widely it spreads, in nats",
-    "entropy_share": "how widely it spreads, as a share of spreading evenly over the text",
+    "distance": "mean distance of attended tokens, in tokens",
+    "entropy": "entropy, in nats",
+    "entropy_share": "entropy, as a share of that of uniform attention to the text",
 }
 MARKS = {"to_sep": "sep_token", "to_cls": "cls_token"}
 
@@ -81,7 +81,7 @@ def attention_summaries(
             done += len(index)
             if say is not None:
                 say("watching attention", done, len(stream), "")
-    assert (seen == len(stream)).all(), "a layer's attention was not seen"
+    assert (seen == len(stream)).all(), "a layer's attention was not recorded"
     counts, missing = _counts(view.lengths), _missing(encoder.tokenizer, view.ids, view.lengths)
     return {
         "layers": shape[0],
@@ -152,7 +152,7 @@ def _rows(task_or_texts: Task | Sequence[str], split: str, examples: int) -> tup
         return limit(task_or_texts, examples, split=split).split(split), task_or_texts.kind
     texts = [task_or_texts] if isinstance(task_or_texts, str) else list(task_or_texts)
     if not texts or examples < 1:
-        raise UserError(f"{examples} of {len(texts)} texts were asked for; give at least one text to attend to")
+        raise UserError(f"{examples} of {len(texts)} texts were asked for; give at least one text")
     chosen = sorted(random.Random(0).sample(range(len(texts)), min(examples, len(texts))))
     return Split(texts, None, [0] * len(texts), [str(number) for number in range(len(texts))]).take(chosen), "classify"
 

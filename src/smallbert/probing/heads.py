@@ -63,7 +63,7 @@ def head_importance(
             each, slopes = (tensor.double().cpu() for tensor in gate_slopes(encoder, batch))
             if not (each.isfinite().all() and slopes.isfinite().all()):
                 raise UserError(
-                    "this model's losses are not numbers, so no head can be weighed; did its training fail?"
+                    "this model's losses are not finite, so heads cannot be measured; did its training diverge?"
                 )
             total, square, slope = total + slopes.abs().sum(0), square + slopes.square().sum(0), slope + slopes.sum(0)
             loss, done = loss + float(each.sum()), done + len(index)
@@ -161,7 +161,7 @@ def gate_slopes(encoder: Encoder, batch: Batch) -> tuple[Tensor, Tensor]:
             slopes = torch.autograd.grad(each.sum(), gates, allow_unused=True)[0] if each.requires_grad else None
     if slopes is None:
         raise UserError(
-            "this model rounds what runs through it to whole numbers, which gives no gradients to weigh heads by; "
+            "this model computes in integers, which give no gradients for head importance; "
             "probe the model it was made from"
         )
     return each.detach(), slopes.transpose(0, 1)
@@ -220,7 +220,7 @@ def _notes(encoder: Encoder, task: Task, stream: Stream, rows: Split) -> list[st
     if len(stream) != len(rows):
         notes.append(f"{len(rows):,} questions were read in {len(stream):,} windows; each window counts as an example")
     if anatomy(encoder.backbone).shared:
-        notes.append("all layers share one set of weights; a head is weighed anew in each place where it runs")
+        notes.append("all layers share one set of weights; a head is measured in each layer where it runs")
     return notes
 
 

@@ -228,7 +228,7 @@ def describe_shares(shares: np.ndarray, norms: np.ndarray) -> dict[str, Any]:
         found[name]["says"] = None
         if near < UNIFORM:
             found[name]["says"] = (
-                f"the shares are nearly uniform (K = {near:.2f} bits), so their centre of gravity says nothing"
+                f"the shares are nearly uniform (K = {near:.2f} bits), so their centre of gravity means nothing"
             )
         elif near > most - ONE:
             found[name]["says"] = (

@@ -84,5 +84,5 @@ def check_rows(task: Task, labels: np.ndarray) -> None:
     least = max(LEAST, 2 * len(task.labels))
     if len(labels) < least:
         raise UserError(
-            f"task {task.name} has {len(labels)} rows to train a probe on; give {least} or more, at least two a label"
+            f"task {task.name} has {len(labels)} rows to train a probe on; give {least} or more, at least two per label"
         )

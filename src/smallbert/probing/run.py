@@ -115,7 +115,7 @@ def read_parts(text: str) -> list[str]:
     for name in asked:
         if name not in PARTS:
             hint = did_you_mean(name, PARTS)
-            raise UserError(f"there is no part {name!r} of a probe.{hint} Write some of: {','.join(PARTS)}")
+            raise UserError(f"a probe has no part {name!r}.{hint} Write some of: {','.join(PARTS)}")
     if not asked:
         raise UserError(f"--parts is empty; write some of: {','.join(PARTS)}")
     return [name for name in PARTS if name in asked]
@@ -255,7 +255,7 @@ def _check(
     if start.encoder.tokenizer is None:
         raise UserError(f"model {start.name} has no tokenizer; put tokenizer.json beside its weights")
     if out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / "probe").is_dir()):
-        raise UserError(f"{out} holds something else than an earlier probe; write another --out")
+        raise UserError(f"{out} holds something other than an earlier probe; write another --out")
     if not set(FROZEN) & set(parts):
         return
     if "layers" in parts:

@@ -30,7 +30,7 @@ class _Parts(Combines, Sequence[Part], Generic[Part]):
     _joint: ClassVar[str]
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
-        raise AttributeError(f"a {type(self).__name__} does not change; make a new one")
+        raise AttributeError(f"a {type(self).__name__} cannot be changed; make a new one")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._parts,)
@@ -126,7 +126,7 @@ class Recipe(_Parts[Phase]):
             if all(recipe is None for recipe in expansions):
                 ready.append(phase)
             elif depth == DEPTH_LIMIT:
-                raise UserError(f"'{phase}' stands for methods that again stand for others, {depth} times over")
+                raise UserError(f"'{phase}' expands into methods that expand again, more than {depth} levels deep")
             else:
                 waiting += [(step, depth + 1) for step in reversed(_merged(phase, expansions))]
             if len(ready) + len(waiting) > PHASE_LIMIT:
@@ -174,7 +174,9 @@ def _merged(phase: Phase, expansions: list[Recipe | None]) -> Sequence[Phase]:
     for method, part in zip(phase, parts, strict=True):
         if len(part) != 1:
             inside = f", or put the others into {method.name}(part=...)" if hasattr(method, "part") else ""
-            raise UserError(f"{method.name} stands for {len(part)} phases, not one, so + cannot join it; use |{inside}")
+            raise UserError(
+                f"{method.name} expands into {len(part)} phases, not one, so + cannot join it; use |{inside}"
+            )
     return [Phase(method for part in parts for method in part[0])]
 
 
@@ -219,11 +221,11 @@ def _called(name: str, node: ast.AST, args: list[ast.expr], keywords: list[ast.k
     if name == "maybe":
         raise _space(node, text)
     if name in RANGES:
-        what = "a range has no end of values; smallbert tune can search it; elsewhere write one value or a set"
+        what = "only smallbert tune can search a range; elsewhere write one value or a set"
         raise error_at(what, node, text)
     if name == "identity" or (name not in METHODS and name in PRESETS):
         if args or keywords:
-            raise error_at(f"{name} takes no settings", node, text)
+            raise error_at(f"{name} has no settings", node, text)
         return Recipe(PRESETS[name].recipe) if name in PRESETS else Recipe([])
     if name not in METHODS:
         raise _unknown(name, node.func if isinstance(node, ast.Call) else node, text)
@@ -251,7 +253,7 @@ def _value(node: ast.AST | None, text: str) -> Any:
         case ast.Dict(keys=keys, values=items) if all(type(constant(key)) in (str, int) for key in keys):
             found = [constant(key) for key in keys]
             if len({str(key) for key in found}) < len(found):
-                raise error_at("a key stands in this dict twice; write pairs as a list, [[1, 2], [1, 3]]", node, text)
+                raise error_at("a key is in this dict twice; write pairs as a list, [[1, 2], [1, 3]]", node, text)
             return {key: _value(item, text) for key, item in zip(found, items, strict=True)}
         case ast.Name(id=name) if not any(name in names for names in (METHODS, PRESETS, RESERVED)):
             raise _unknown(name, node, text, f" If it is text, write it in quotes: {name!r}.")
@@ -269,5 +271,5 @@ def _unknown(name: str, node: ast.AST, text: str, hint: str = "") -> RecipeError
 
 
 def _space(node: ast.AST, text: str) -> RecipeError:
-    what = "sets and maybe() make a space of many recipes, where one recipe is wanted; write one value here, or give"
+    what = "sets and maybe() make a space of many recipes, where one recipe is needed; write one value here, or give"
     return error_at(f"{what} the whole text to `smallbert compare` or `smallbert search`, which try each", node, text)

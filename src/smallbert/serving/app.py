@@ -108,7 +108,7 @@ class Service:
             raise Refusal(422, f"text {cut[0]} is longer than the {self.model.length} tokens that this model reads")
         pieces = [piece for one in encoded for piece in one.pieces]
         if len(pieces) > limits.texts:
-            raise Refusal(413, f"these contexts fill {len(pieces):,} windows; at most {limits.texts:,} are taken")
+            raise Refusal(413, f"these contexts fill {len(pieces):,} windows; at most {limits.texts:,} are accepted")
         with self._room(len(pieces) - len(rows)):
             scores = iter(await asyncio.gather(*self.batcher.put(pieces)))
         self.metrics.texts += len(rows)
@@ -205,4 +205,4 @@ async def _unknown(request: Request, error: Any) -> Response:
 
 async def _broken(request: Request, error: Exception) -> Response:
     """What went wrong is on the server's own stderr."""
-    return JSONResponse({"error": "something went wrong here, which is not your fault"}, 500)
+    return JSONResponse({"error": "internal error of the server, not of your request"}, 500)

@@ -29,7 +29,7 @@ def load_model(folder: Path, threads: int = 1, length: int | None = None, unansw
         raise UserError(f"{folder} {NO_HEAD}")
     most = min(about.length or UNKNOWN, settings.get("model_max_length") or UNKNOWN)
     if most >= UNKNOWN:
-        raise UserError(f"{folder} does not say how long its texts may be; export it again with this smallbert")
+        raise UserError(f"{folder} does not say how long texts may be; export it again with this version")
     if length is not None and length > most:
         raise UserError(f"--length was given {length}; this model can take at most {most} tokens")
     most = length or most

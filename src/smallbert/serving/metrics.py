@@ -61,7 +61,7 @@ class Metrics:
                 *_family("requests_total", "counter", "Requests answered.", rows),
                 *_family("errors_total", "counter", "Requests answered with a status of 400 or more.", wrong),
                 *_family("texts_total", "counter", "Texts predicted.", [f" {self.texts}"]),
-                *_family("texts_cut_total", "counter", "Texts that were too long and cut.", [f" {self.cut}"]),
+                *_family("texts_cut_total", "counter", "Texts that were too long and truncated.", [f" {self.cut}"]),
                 *_family("queue_length", "gauge", "Texts that wait for the model.", [f" {queue}"]),
                 *_family("ready", "gauge", "Whether predictions are made.", [f" {int(ready)}"]),
                 *_family("batch_size", "histogram", "Texts that ran together.", []),

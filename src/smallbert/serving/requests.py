@@ -56,12 +56,12 @@ def read_rows(body: bytes, kind: str, most: int) -> list[Any]:
     if not given:
         raise Refusal(422, '"texts" is empty; give at least one text')
     if len(given) > most:
-        raise Refusal(413, f"{len(given):,} texts were given; at most {most:,} are taken at a time")
+        raise Refusal(413, f"{len(given):,} texts were given; at most {most:,} are accepted at a time")
     rows = []
     for number, value in enumerate(given):
         row = KINDS[kind].read(value)
         if row is None:
-            raise Refusal(422, f"text {number} is not {KINDS[kind].wants}; this model takes nothing else")
+            raise Refusal(422, f"text {number} is not {KINDS[kind].wants}; this model accepts nothing else")
         if not _is_text(row):
             raise Refusal(422, f"text {number} holds half a character (a lone surrogate), which is no text")
         rows.append(row)

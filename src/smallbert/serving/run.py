@@ -93,7 +93,7 @@ def run_app(app: Any, bound: socket.socket, drain: int, when_ready: Callable[[st
 
 def _refuse(protocol: Any, why: str) -> None:
     """What is no HTTP gets a sentence in JSON, as all that is wrong does; uvicorn's own would be plain text."""
-    body = json.dumps({"error": "this is no HTTP request that can be read; send one such as POST /predict"}).encode()
+    body = json.dumps({"error": "this is not a readable HTTP request; send one such as POST /predict"}).encode()
     head = "HTTP/1.1 400 Bad Request", "content-type: application/json", f"content-length: {len(body)}"
     protocol.transport.write("\r\n".join((*head, "connection: close", "", "")).encode() + body)
     protocol.transport.close()

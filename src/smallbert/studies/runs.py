@@ -174,7 +174,7 @@ def make_piece(
     arm, task, start = study.arms[piece.arm], bench.tasks[piece.task], bench.start
     facts = _facts(study, bench, piece)
     if deaths >= 2:
-        why = f"its process ended twice, the second time alone ({why})"
+        why = f"its process ended twice, the second time with no other run beside it ({why})"
         return give_up(arm.recipe, start, task, piece.seed, study.out, why, **facts)
     facts |= {"device": study.device, "keep_model": study.keep_models, "again": study.again, "seconds": None}
     facts |= {"streams": bench.streams.setdefault(piece.task, {}), "states": study.states, "keep_going": True}

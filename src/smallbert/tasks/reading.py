@@ -66,7 +66,7 @@ def read_columns(path: Path) -> Columns:
     """
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise UserError(f"{path} ends in '{path.suffix}', which is not read; known are: {' '.join(READERS)}")
+        raise UserError(f"{path} ends in '{path.suffix}', which is not supported; supported: {' '.join(READERS)}")
     columns = reader(path)
     if not columns or not len(next(iter(columns.values()))):
         raise UserError(f"{path} has a header and no rows; give a file with at least one row")

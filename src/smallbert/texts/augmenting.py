@@ -84,7 +84,7 @@ def _gram(parts: list[str], places: list[int], near: list[list[str]], share: flo
 def changes(ways: dict[str, float], tokenizer: Any) -> list[tuple[Change, float]]:
     """What is done to each copy, in order: words are replaced first, since what could stand there is known by then."""
     if "mask" in ways and getattr(tokenizer, "mask_token", None) is None:
-        raise UserError("augment: this model's tokenizer knows no mask token, so ways='mask' cannot be")
+        raise UserError("augment: this model's tokenizer has no mask token, so ways='mask' cannot be used")
     table: dict[str, Change] = {"masked": _replaced, "nearest": _replaced, "delete": _deleted, "grams": _gram}
     if "mask" in ways:
         table["mask"] = _hidden(tokenizer.mask_token)

@@ -159,7 +159,7 @@ def read_blocks(tokenizer: Any, lines: Iterator[str], length: int, mixing: Mixin
     An empty line ends a document; no block holds text of two.
     """
     if tokenizer is None or tokenizer.mask_token_id is None:
-        raise UserError("masked words need a tokenizer that knows a mask token; this model has none")
+        raise UserError("masked words need a tokenizer with a mask token; this model's has none")
     marks = tokenizer("a", return_special_tokens_mask=True)
     shown = marks["special_tokens_mask"].index(0)
     front, back = marks["input_ids"][:shown], marks["input_ids"][len(marks["special_tokens_mask"]) - _trailing(marks) :]
@@ -191,7 +191,7 @@ def read_blocks(tokenizer: Any, lines: Iterator[str], length: int, mixing: Mixin
             close()
     close()
     if len(offsets) == 1:
-        raise UserError("this model's tokenizer finds no word in the text")
+        raise UserError("this model's tokenizer finds no words in the text")
     special = np.zeros(max(len(tokenizer), max(ids) + 1, mixing.rows if mixing else 0), dtype=bool)
     special[[number for number in tokenizer.all_special_ids if number is not None]] = True
     tokens = Tokens(np.array(ids, np.int32), np.zeros(len(ids), np.uint8), np.array(offsets, np.int64))

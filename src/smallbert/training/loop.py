@@ -193,7 +193,7 @@ def stepper(phase: Phase) -> Callable[[Batches], Tensor]:
     from a CUDA graph."""
     wraps = [wrap for method in phase.methods if (wrap := method.around_step()) is not None]
     if len(wraps) > 1:
-        raise UserError("two methods of one phase both wrap the training step; put them into phases of their own")
+        raise UserError("two methods of one phase both wrap the training step; put them into separate phases")
     if wraps:
         return lambda batches: wraps[0](phase, brought(batches, phase.device), take_step)
     recordable = all(anatomy(model.backbone).recordable for model in phase.readers())

@@ -139,7 +139,7 @@ def stack_up(encoder: Encoder, names: list[str]) -> Stacks:
     if not names:
         raise UserError(
             f"there is no weight to prune: the layers of this {encoder.family} model hold no real-valued matrix "
-            "that pruning knows; prune before quantize, and a family that has such matrices"
+            "that pruning supports; prune before quantize, or choose a family that has such matrices"
         )
     return Stacks(encoder, names)
 

@@ -84,7 +84,7 @@ class Phase:
     def dial(self, name: str, schedule: Schedule | float) -> Tensor:
         """A number on the device that follows a schedule; a method reads it, the loop sets it before each step."""
         if name in self.schedules:
-            raise UserError(f"two methods of one phase both turn the dial {name!r}; put them into phases of their own")
+            raise UserError(f"two methods of one phase both schedule {name!r}; put them into separate phases")
         self.schedules[name] = schedule if isinstance(schedule, Schedule) else constant(schedule)
         # Double, since a share of millions of weights is rounded to a count.
         self.dials[name] = torch.tensor(self.schedules[name].at(0.0), dtype=torch.float64, device=self.device)
@@ -125,7 +125,7 @@ class Phase:
     @route.setter
     def route(self, route: Route) -> None:
         if self._route is not None:
-            raise UserError("two methods of one phase both route the layers; put them into phases of their own")
+            raise UserError("two methods of one phase both route the layers; put them into separate phases")
         self._route = route
 
     @property
@@ -136,7 +136,7 @@ class Phase:
     @head.setter
     def head(self, head: str) -> None:
         if self._head != HEAD:
-            raise UserError("two methods of one phase both choose what is learned; put them into phases of their own")
+            raise UserError("two methods of one phase both choose what is learned; put them into separate phases")
         self._head = head
 
     @property
@@ -149,7 +149,7 @@ class Phase:
     def train_module(self, name: str, module: nn.Module, lr: float | None = None) -> nn.Module:
         """Train another module beside the encoder, with a learning rate of its own if one is given."""
         if name in self.modules:
-            raise UserError(f"two methods of one phase both train a module {name!r}; put them into phases of their own")
+            raise UserError(f"two methods of one phase both train a module {name!r}; put them into separate phases")
         self.modules[name] = module.to(self.device)
         if lr is not None:
             self.rates.append((list(module.parameters()), lr))
@@ -245,7 +245,7 @@ class Phase:
             for name, value in method.loss(step).items():
                 if name in terms:
                     raise UserError(
-                        f"two methods of one phase both have a loss called {name!r}; put them into phases of their own"
+                        f"two methods of one phase both have a loss called {name!r}; put them into separate phases"
                     )
                 terms[name] = value
         if step.batch.labels is not None and not self._is_never_on("task"):
@@ -270,7 +270,9 @@ class Phase:
             for term, weight in method.weights(self).items():
                 said.setdefault(term, []).append(weight if isinstance(weight, Schedule) else constant(weight))
         if taken := next((name for name in map(weight_of, said) if name in self.dials), None):
-            raise UserError(f"a method of this phase turns a dial called {taken!r}, which weighs a loss; rename it")
+            raise UserError(
+                f"a method of this phase has a schedule called {taken!r}, which is the weight of a loss; rename it"
+            )
         self._products = {weight_of(term): Product(tuple(schedules)) for term, schedules in said.items()}
         self._weights = torch.zeros(len(said), device=self.device)
         self.dials.update(zip(self._products, self._weights.unbind(), strict=True))
