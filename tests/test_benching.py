@@ -105,9 +105,11 @@ def made_up(**found):
 def test_the_choice():
     record = made_up(base=(90.0, 1.0), quick=(89.6, 3.0), quickest=(80.0, 9.0), slow=(91.0, 0.5))
     found = choose(record, 0.5)
-    assert found["name"] == "quick" and "89.6 against 90.0, 3.00 times as fast (quickest lost more)" in found["sentence"]
+    assert (
+        found["name"] == "quick" and "89.6 against 90.0, 3.00 times as fast (quickest lost more)" in found["sentence"]
+    )
     assert choose(record, 20)["name"] == "quickest"
-    assert choose(record, 0.0)["name"] == "base" and "base stays" in choose(record, 0.0)["sentence"]
+    assert choose(record, 0.0)["name"] == "base" and "keep base" in choose(record, 0.0)["sentence"]
     assert choose(record, None) is None
 
 

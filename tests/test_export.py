@@ -393,7 +393,7 @@ def test_what_a_check_refuses():
         return compare(encoder, answer, batches)
 
     must_agree(answers(lambda scores: scores + 1e-5), EXACT, None)
-    with pytest.raises(RunError, match="the export gives scores that are no numbers"):
+    with pytest.raises(RunError, match="the export gives scores that are not finite"):
         answers(lambda scores: scores * float("nan"))
     flipped = answers(lambda scores: scores.flip(-1))
     assert flipped["sway"] < 0.5 and flipped["same"] == 0
@@ -402,7 +402,7 @@ def test_what_a_check_refuses():
         must_agree(flipped, ROUNDED, None)
     with torch.no_grad():
         encoder.head.out.bias.fill_(float("nan"))
-    with pytest.raises(RunError, match="the model gives scores that are no numbers"):
+    with pytest.raises(RunError, match="the model gives scores that are not finite"):
         answers(lambda scores: scores)
 
 

@@ -485,11 +485,11 @@ def test_a_plain_head_goes_with_the_layers_it_stood_on(cut, tmp_path):
         f"{recipe} | {cut}", Start(base, "tiny", "0"), task, 0, tmp_path, kind="machinery check", seconds=None
     )
     assert "plain_head" not in card["trained"]
-    assert any("the plain head" in note and "went with the layers" in note for note in card["trained"]["notes"])
+    assert any("the plain head" in note and "was removed with the layers" in note for note in card["trained"]["notes"])
     (folder,) = (tmp_path / "models").iterdir()
     assert list(load_folder(folder).heads) == ["task"]
     whole = run(f"pool_layers(detach=True) + {SHORT} | cut_to_mixture", base, task)
-    assert list(whole.encoder.heads) == ["task", PLAIN] and not any("went with" in note for note in whole.notes)
+    assert list(whole.encoder.heads) == ["task", PLAIN] and not any("was removed with" in note for note in whole.notes)
 
 
 @pytest.mark.parametrize("form", ["layers=[0, 1]", "'attention', layers=[1]", "'mix', layers=[0, 1]", "layers=[0]"])

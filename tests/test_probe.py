@@ -416,7 +416,7 @@ def test_other_folders_and_kinds_are_refused(call, model, data, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     code, _, error = call("probe", model, "--tasks", "tense", "--data", data, "--out", tmp_path / "full")
-    assert code == 2 and "holds something else" in error
+    assert code == 2 and "holds something other" in error
     code, _, error = call("probe", model, "--tasks", "all", "--data", tmp_path, "--out", tmp_path / "out")
     assert code == 2 and "sentence_length.txt" in error
     start = run.Start(make_encoder(), "tiny", "x")

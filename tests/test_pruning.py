@@ -252,10 +252,10 @@ def test_watch_sees_masks_as_in_use_and_zeros_that_are_stored(encoder):
         ("repeat(2, soft_movement) | repeat(1, movement) + second_order", "but movement and second_order were given"),
         (
             "lottery + distill",
-            r"^lottery stands for 23 phases, .* put the others into lottery\(part=...\)$",
+            r"^lottery expands into 23 phases, .* put the others into lottery\(part=...\)$",
         ),
         ("rpp + train(epochs=2, batch=8)", "the phase has 6 steps, and weights are pulled by their size only after"),
-        ("rpp(steps=6) + train(epochs=2, batch=8)", "steps=6, so that it would prune nothing"),
+        ("rpp(steps=6) + train(epochs=2, batch=8)", "steps=6, so it would prune nothing"),
     ],
 )
 def test_refusals(encoder, recipe, match):

@@ -347,9 +347,9 @@ def with_a_byte_lost(gaps):
 
 
 GAPS = {  # what was damaged, in gaps of how many bits -> what is said
-    "zeros": (torch.zeros_like, 4, r"its gaps lead to \d+ places, but it has \d+ numbers"),
-    "ones": (lambda gaps: torch.full_like(gaps, 255), 4, r"its gaps lead to 0 places, but it has \d+ numbers"),
-    "a byte": (with_a_byte_lost, 4, r"its gaps lead to \d+ places, but it has \d+ numbers"),
+    "zeros": (torch.zeros_like, 4, r"its gaps lead to \d+ places, but it has \d+ values"),
+    "ones": (lambda gaps: torch.full_like(gaps, 255), 4, r"its gaps lead to 0 places, but it has \d+ values"),
+    "a byte": (with_a_byte_lost, 4, r"its gaps lead to \d+ places, but it has \d+ values"),
     # As many numbers as there were, each behind the widest gap that has one.
     "far": (lambda gaps: torch.where(gaps == 255, gaps, 254), 8, r"its gaps lead to place \d+ of 1024"),
 }
