@@ -54,7 +54,7 @@ def test_a_card_says_all_it_lacks():
     del card["seed"], card["latency"]["p95_ms"]
     with pytest.raises(RunError, match=r"seed is not there; latency\.p95_ms is not there"):
         check_card(card)
-    with pytest.raises(RunError, match="status is diverged and why does not say why"):
+    with pytest.raises(RunError, match="status is diverged, but why gives no reason"):
         invented_card(status="diverged")
     with pytest.raises(RunError, match="headline 'mcc' is not among the scores"):
         invented_card(headline="mcc")
@@ -110,7 +110,7 @@ def test_other_json_files_are_passed_over_and_damaged_cards_are_named(tmp_path):
     with pytest.raises(UserError, match=r"cut\.json cannot be read as a card"):
         load_cards(tmp_path)
     (tmp_path / "cut.json").write_text(json.dumps(invented_card()).replace("57.8", "NaN"))
-    with pytest.raises(UserError, match="NaN is no number in JSON"):
+    with pytest.raises(UserError, match="NaN is not a number in JSON"):
         load_cards(tmp_path)
     with pytest.raises(UserError, match="there is no folder of cards"):
         load_cards(tmp_path / "nowhere")

@@ -269,7 +269,7 @@ def test_compare_tiny(call, tmp_path):
     assert call("report", tmp_path / "out")[0] == 0
     assert "achinery check" in (tmp_path / "out" / "report" / "index.html").read_text()
     code, out, error = call("compare", "all-MiniLM-L6-v2", *words[1:])  # what it stands in for may be named
-    assert code == 0 and "stands in for all-MiniLM-L6-v2" in error
+    assert code == 0 and "replaces all-MiniLM-L6-v2" in error
 
 
 def test_compare_names_the_best_and_says_what_failed(call, model, data, tmp_path):

@@ -136,7 +136,7 @@ def test_which_class_is_positive():
     assert errors.positive_class(("entailment", "not_entailment")) == 0
     assert errors.positive_class(("not_duplicate", "duplicate")) == 1
     assert errors.positive_class(("spam", "ham"), "Spam") == 0
-    with pytest.raises(UserError, match=r"no class of this task; Did you mean 'spam'\?"):
+    with pytest.raises(UserError, match=r"not a class of this task; Did you mean 'spam'\?"):
         errors.positive_class(("spam", "ham"), "spim")
     assert compared(positive="no")["positive"] == "no"
 

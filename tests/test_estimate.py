@@ -86,7 +86,7 @@ def uneven():
         (
             "head",
             f"{SHORT} | small_vocabulary(40, text='nowhere.txt')",
-            "there is no text at .nowhere.txt.",
+            "there is no file or folder .nowhere.txt.",
         ),
         ("head", f"{SHORT} | student(model='nowhere/at-all')", "nowhere/at-all"),
         # What a phase of so many steps, or beside those methods, cannot do.

@@ -286,7 +286,7 @@ def test_refusals(both, text):
         ("quantize | small_vocabulary", both, "small_vocabulary needs plain word embeddings"),
         ("small_vocabulary(20)", both, rf"write small_vocabulary\({len(both.second)}\)"),
         (f"small_vocabulary(text={text!r})", both, "without a text"),
-        (f"mark('a') | add_vocabulary(60) | {read(text)} + align(teacher='a')", small(), "behind add_vocabulary"),
+        (f"mark('a') | add_vocabulary(60) | {read(text)} + align(teacher='a')", small(), "after add_vocabulary"),
         ("mark('a') | quantize | share_projections(teacher='a', words=True) + train", both, "another form"),
     ):
         with pytest.raises(UserError, match=said):

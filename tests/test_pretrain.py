@@ -396,7 +396,7 @@ def test_work_on_another_text_is_not_taken_over(text, tmp_path):
 def test_settings_that_cannot_work_are_refused(text, tmp_path):
     for recipe, words in {
         "pretrain": "give --task",
-        "pretrain('nowhere.txt')": "no text at",
+        "pretrain('nowhere.txt')": "no file or folder",
         f"pretrain({str(text)!r}, share=1.5)": "between 0 and 1",
         f"pretrain({str(text)!r}, length=2)": "at least 8",
         f"pretrain({str(text)!r}, cache='words')": "leave cache out",

@@ -302,8 +302,8 @@ def test_any_text_is_a_recipe_or_a_user_error(text: str) -> None:
         (r"toy_teach(teacher='C:\models')", r"invalid escape sequence '\m'", None),
         ("bermo(3)", "bermo has no settings", None),
         ("identity(1)", "identity has no settings", None),
-        ("3", "this is no method", "3"),
-        ("toy_shrink.keep", "this is no method", None),
+        ("3", "this is not a method", "3"),
+        ("toy_shrink.keep", "this is not a method", None),
         ("toy_odd | é | toy_shrnk", "no method or preset is called 'é'", "é"),
     ],
 )

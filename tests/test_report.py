@@ -202,7 +202,7 @@ def test_tasks_get_a_section_each_and_machinery_checks_a_warning(tmp_path):
     assert (tmp_path / "two" / "plot1.png").exists()
     tiny = [invented_card(kind=MACHINERY_CHECK)]
     assert "Machinery check" in read(write_report(tiny, tmp_path / "tiny", "Tiny")).texts["p"][0]
-    with pytest.raises(UserError, match="cannot stand in one report"):
+    with pytest.raises(UserError, match="cannot be in one report"):
         write_report([*cards, *tiny], tmp_path / "mixed", "Mixed")
     assert not (tmp_path / "mixed").exists()
 

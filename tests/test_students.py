@@ -295,7 +295,7 @@ def test_random_students_follow_the_seed():
         ("lstm(4, embed=8) | connect_layers", "works on layers"),
         ("lstm(4, embed=17)", "word embeddings cannot have 17 dimensions"),
         ("student(3, model='x')", r"student\(model='x'\) \| student\(4\)"),
-        ("small_vocabulary(text='nowhere.txt')", "no text at"),
+        ("small_vocabulary(text='nowhere.txt')", "no file or folder"),
     ],
 )
 def test_refusals(recipe, said):

@@ -477,12 +477,12 @@ def test_refusals(tmp_path):
         ("trim_vocabulary(least=0)", small(), "least and size are whole numbers from 1"),
         ("trim_vocabulary(size=0)", small(), "least and size are whole numbers from 1"),
         ("trim_vocabulary(size=4)", small(), "5 pieces, .* write size=5 or more"),
-        ("trim_vocabulary(text='nowhere.txt')", small(), "no text at"),
+        ("trim_vocabulary(text='nowhere.txt')", small(), "no file or folder"),
         (f"trim_vocabulary(text={str(empty)!r})", small(), "no text in"),
-        ("quantize | trim_vocabulary", small(), "put quantize behind it"),
+        ("quantize | trim_vocabulary", small(), "put quantize after it"),
         ("trim_vocabulary", both, "put trim_vocabulary before add_vocabulary"),
         (f"trim_vocabulary(text={str(text)!r})", blank, "has no tokenizer"),
-        (f"{SHORT} | quantize | trim_vocabulary", small(), "put quantize behind it"),
+        (f"{SHORT} | quantize | trim_vocabulary", small(), "put quantize after it"),
     ):
         check_refused(recipe, encoder, None if encoder is blank else TASK, said)
     with pytest.raises(UserError, match="give --task, or trim_vocabulary"):

@@ -218,7 +218,7 @@ def open_store(path: Path | str, verify: bool = True, whole: bool = True) -> Sto
         written = sum((path / shard_name(number)).is_file() for number in range(total))
         raise UserError(
             f"the store in {path} is not finished: it has {written:,} of {many(total, 'shard')}; build it again with "
-            "the same command, which goes on"
+            "the same command, which continues"
         )
     for shard in about["shards"] if whole else ():
         file = path / shard["file"]

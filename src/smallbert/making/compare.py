@@ -158,9 +158,7 @@ def tiny_setting(family: str | None = None, line: Line = to_stderr) -> tuple[Sta
     from smallbert.tiny import make_task
 
     if family is not None and family not in FAMILIES:
-        line(
-            f"--tiny: a tiny random bert stands in for {family}; to choose another, write one of {', '.join(FAMILIES)}"
-        )
+        line(f"--tiny: a tiny random bert replaces {family}; for another family, write one of {', '.join(FAMILIES)}")
         family = None
     return tiny_start(family or "bert"), make_task()
 

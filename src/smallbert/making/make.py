@@ -94,7 +94,7 @@ def at_length(start: Start, task: Task, length: int | None) -> Task:
     if length is None:
         return task
     if length < SHORTEST:
-        raise UserError(f"texts cannot be cut at {length} tokens; write --length {SHORTEST} or more")
+        raise UserError(f"texts cannot be truncated to {length} tokens; write --length {SHORTEST} or more")
     return cut_at(task, usable_length(start.encoder, length, task))
 
 

@@ -113,7 +113,7 @@ def check_card(card: Mapping[str, Any]) -> None:
     if card["status"] == "ok" and card["headline"] not in (card["scores"] or {}):
         wrong.append(f"the headline {card['headline']!r} is not among the scores")
     if card["status"] != "ok" and not card["why"]:
-        wrong.append(f"status is {card['status']} and why does not say why")
+        wrong.append(f"status is {card['status']}, but why gives no reason")
     if card["status"] == "ok":  # what a failed run lacks is explained by `why`
         wrong += [f"{path} is null without a reason in missing" for path in _nulls(card) if not reason(card, path)]
     wrong += [f"{path} is not a finite number" for path in _not_finite(card)]

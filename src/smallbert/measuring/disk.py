@@ -110,4 +110,4 @@ def _family(folder: Path) -> str:
             family = about.get("config", about).get("model_type")
             if family in FAMILIES:
                 return family
-    raise UserError(f"{folder} does not say which kind of model it holds; known are: {', '.join(FAMILIES)}")
+    raise UserError(f"{folder} does not say which kind of model it holds; supported: {', '.join(FAMILIES)}")

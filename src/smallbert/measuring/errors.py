@@ -62,7 +62,7 @@ def positive_class(labels: Sequence[str], asked: str | None = None) -> int | Non
         if asked.casefold() not in names:
             hint = did_you_mean(asked, labels)
             known = f"its classes are: {', '.join(labels[:12])}" if labels else "it has none"
-            raise UserError(f"--positive was given {asked!r}, which is no class of this task;{hint} {known}")
+            raise UserError(f"--positive was given {asked!r}, which is not a class of this task;{hint} {known}")
         return names.index(asked.casefold())
     if len(names) != 2:
         return None

@@ -88,7 +88,7 @@ class CodebookAware(SeenRounded):
         phase.train_module(self.name, books)
         if zero and not phase.encoder.held("zeros"):
             phase.notes.append(
-                f"{self.name}: centroids are of the weights before pruning, and those near zero may serve none in the "
+                f"{self.name}: centroids are found before pruning, and those near zero may be unused in the "
                 "end; to use all of them, prune in a phase before"
             )
         names = {f"{name}.weight": name for name in books.names}

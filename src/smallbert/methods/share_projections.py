@@ -143,5 +143,5 @@ def _table(encoder: Any) -> Tensor:
 def _plain(module: nn.Module) -> Tensor:
     weight: Any = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter):
-        raise UserError("share_projections: some weights are stored in another form; put quantize and sparse behind it")
+        raise UserError("share_projections: some weights are stored in another form; put quantize and sparse after it")
     return weight

@@ -137,7 +137,7 @@ def check_padding(encoder: Any, numbers: dict[str, Any], name: str) -> None:
     """Refuse to move the padding of a model that counts positions from it."""
     pad = getattr(encoder.backbone.config, "pad_token_id", None)
     if anatomy(encoder.backbone).offset and numbers.get(str(pad), pad) != pad:
-        raise UserError(f"{name}: this model counts positions from its padding, which cannot be moved")
+        raise UserError(f"{name}: this model counts positions from its padding id, which cannot be changed")
 
 
 def need_pieces(plan: dict[str, Any], name: str) -> None:
@@ -149,6 +149,6 @@ def need_pieces(plan: dict[str, Any], name: str) -> None:
 def check_table(encoder: Any, name: str) -> None:
     """Refuse word embeddings in few bits, and a model that comes without a tokenizer."""
     if not isinstance(words(encoder.backbone), nn.Embedding):
-        raise UserError(f"{name} needs plain word embeddings; put quantize behind it")
+        raise UserError(f"{name} needs plain word embeddings; put quantize after it")
     if encoder.tokenizer is None and encoder.device.type != "meta":
         raise UserError(f"{name}: this model has no tokenizer to learn from")

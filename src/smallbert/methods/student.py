@@ -168,7 +168,7 @@ class Student(Method):
         if isinstance(self.layers, list):
             if not self.layers or sorted(set(self.layers)) != self.layers or not 0 <= self.layers[-1] < total:
                 raise UserError(
-                    f"student: layers={self.layers} is no list of layers of this model, counted from 0 to {total - 1} "
+                    f"student: layers={self.layers} is not a list of layers of this model, from 0 to {total - 1} "
                     "and in order, such as [0, 2]"
                 )
             return list(self.layers)

@@ -52,7 +52,7 @@ def check_tokenizer(tokenizer: Any, who: str) -> None:
             "with a fast tokenizer, or write small_vocabulary"
         )
     if (kind := _parts(tokenizer)["model"]["type"]) not in KNOWN:
-        raise UserError(f"{who} knows {', '.join(KNOWN)}, but this tokenizer is a {kind}; write small_vocabulary")
+        raise UserError(f"{who} supports {', '.join(KNOWN)}, but this tokenizer is a {kind}; write small_vocabulary")
 
 
 def must_stay(tokenizer: Any, numbers: Iterable[int] = ()) -> set[str]:

@@ -97,7 +97,7 @@ ROWS = [
         "again, learn the teacher's hidden states, its scores and the labels, on each text and two changed copies of "
         "it. The published teacher is ALBERT-xxlarge, and attention is aligned too; here it cannot be, since the "
         f"layers read joined tokens. {NEAREST}",
-        unpublished(f"only relative numbers are known: 4.4 times smaller, 93 % of the teacher on SQuAD, by {PRIMER}"),
+        unpublished(f"only relative values are known: 4.4 times smaller, 93 % of the teacher on SQuAD, by {PRIMER}"),
     ),
     Preset(
         "minibert",
@@ -108,7 +108,7 @@ ROWS = [
         "Three layers 256 wide for tagging learn the teacher's predictions for first pieces of words, without labels. "
         "The published student is pretrained, and sees more texts without labels, in 48 languages; "
         "unlabelled('more.txt') adds texts here.",
-        unpublished(f"only relative numbers are known: 6 times smaller, 98 % of the teacher, by {PRIMER}"),
+        unpublished(f"only relative values are known: 6 times smaller, 98 % of the teacher, by {PRIMER}"),
     ),
     Preset(
         "bilstm",

@@ -251,7 +251,7 @@ def _check(
     if pool not in POOLS:
         raise UserError(f"--pool was given {pool!r}; write {' or '.join(POOLS)}")
     if not seeds or min(seeds) < 0:
-        raise UserError("--seeds needs numbers of 0 or more, such as 0,1,2")
+        raise UserError("--seeds needs whole numbers of 0 or more, such as 0,1,2")
     if start.encoder.tokenizer is None:
         raise UserError(f"model {start.name} has no tokenizer; put tokenizer.json beside its weights")
     if out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / "probe").is_dir()):

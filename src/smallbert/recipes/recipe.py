@@ -71,7 +71,7 @@ class _Parts(Combines, Sequence[Part], Generic[Part]):
 
 
 ONE_A_PHASE = {
-    "prunes": ("method that decides which weights stay", "prune twice"),
+    "prunes": ("method that decides which weights are kept", "prune twice"),
     "is_train_setting": ("training setting", "train twice"),
     "pools": ("pooler", "put the second in place of the first"),
 }
@@ -163,7 +163,7 @@ def _phases_of(source: Any) -> Iterable[Phase]:
         return source
     if isinstance(source, list | tuple):
         return [phase for part in source for phase in _phases_of(part)]
-    raise UserError(f"{source!r} ({type(source).__name__}) is no recipe; {SYNTAX}")
+    raise UserError(f"{source!r} ({type(source).__name__}) is not a recipe; {SYNTAX}")
 
 
 def _merged(phase: Phase, expansions: list[Recipe | None]) -> Sequence[Phase]:
@@ -207,7 +207,7 @@ def read_tree(node: ast.AST | None, text: str) -> Recipe:
             return _called(name, node, args, keywords, text)
         case ast.Set():
             raise _space(node, text)
-    raise error_at(f"this is no method; {SYNTAX}", node, text)
+    raise error_at(f"this is not a method; {SYNTAX}", node, text)
 
 
 def _read_text(text: str) -> Recipe:

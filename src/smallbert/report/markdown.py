@@ -14,9 +14,9 @@ from smallbert.measuring.shelf import load_cards
 
 OPENING = """# Results
 
-One folder a topic: one card (JSON) a model, one record a benchmark, or a study with a page of its own. This page is
-made from them by `smallbert report results --markdown`; nothing in it is typed by hand. Scores are 0 to 100, on dev
-unless a command has `--split`; after ± stands the standard deviation over seeds, or the standard error of a single run.
+One folder per topic: one card (JSON) per model, one record per benchmark, or a study with a page of its own. This page
+is made from them by `smallbert report results --markdown`; nothing in it is typed by hand. Scores are 0 to 100, on dev
+unless a command has `--split`; after ± is the standard deviation over seeds, or the standard error of a single run.
 Every file holds the command that makes it again; where one has no `--data`, SMALLBERT_DATA says where the files are.
 """
 

@@ -35,7 +35,7 @@ def write_report(
         raise UserError("there are no cards to report on; make some with `smallbert compare`, then give their folder")
     kinds = {card["kind"] for card in cards}
     if len(kinds) > 1:
-        raise UserError("results and machinery checks cannot stand in one report; give the cards of one kind")
+        raise UserError("results and machinery checks cannot be in one report; give the cards of one kind")
     try:
         import jinja2
     except ImportError as error:

@@ -28,7 +28,7 @@ COLUMNS = (
     Column(
         "score",
         "score",
-        "The task's main metric on a scale of 0 to 100, higher is better. After ± stands the standard error of one run "
+        "The task's main metric on a scale of 0 to 100, higher is better. After ± is the standard error of one run "
         "from the number of examples scored, or, where several seeds were run, the standard deviation over the seeds.",
     ),
     Column("seeds", "seeds", "How many seeds the score is a mean of, out of those run."),

@@ -153,7 +153,7 @@ def other_search(out: Path, about: dict[str, Any]) -> str | None:
         before = json.loads((out / "tune.json").read_text(encoding="utf-8"))
         if any(before.get(key) != about[key] for key in ("space", "model", "task")):
             return (
-                f"the report in {out} is of another search, '{before.get('space')}'; its trials stay in its database, "
+                f"the report in {out} is of another search, '{before.get('space')}'; its trials are in its database, "
                 "and its own command writes it again, but from now on the report here is of this one"
             )
     return None

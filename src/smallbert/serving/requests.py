@@ -63,7 +63,7 @@ def read_rows(body: bytes, kind: str, most: int) -> list[Any]:
         if row is None:
             raise Refusal(422, f"text {number} is not {KINDS[kind].wants}; this model accepts nothing else")
         if not _is_text(row):
-            raise Refusal(422, f"text {number} holds half a character (a lone surrogate), which is no text")
+            raise Refusal(422, f"text {number} holds half a character (a lone surrogate), which is not text")
         rows.append(row)
     return rows
 

@@ -38,7 +38,7 @@ def text_files(text: str, who: str) -> list[Path]:
     if not found:
         raise UserError(f"{who}: the folder {text!r} has no file in it; give a plain text file, or a folder of them")
     if not all(file.is_file() for file in found):
-        raise UserError(f"{who}: there is no text at {text!r}; give a plain text file, or a folder of them")
+        raise UserError(f"{who}: there is no file or folder {text!r}; give a plain text file, or a folder of them")
     return found
 
 

@@ -98,8 +98,8 @@ class Teachers(dict[str, Teacher]):
         stream = self.phase.stream
         if stream is not None and stream.kind == "words" and teacher.encoder.second != self.phase.encoder.second:
             raise UserError(
-                "who teaches hidden words needs the student's vocabularies, and of these two one has a second "
-                "vocabulary that the other has not; mark the teacher behind add_vocabulary"
+                "a teacher of masked words needs the student's vocabularies, and one of the two has a second "
+                "vocabulary that the other lacks; mark the teacher after add_vocabulary"
             )
         if stream is not None:
             reads = longest_input(teacher.encoder)

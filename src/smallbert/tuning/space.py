@@ -27,7 +27,7 @@ from smallbert.recipes.syntax import error_at, operands, syntax_tree
 ONE_OF, WITHOUT, WITH = "one of", "without", "with"
 DIGITS = 3
 SEEDS = ("seed", "seeds")
-TWO_ENDS = "a range is written with its two ends, two numbers, such as {}(0.1, 0.5)"
+TWO_ENDS = "a range needs two ends, such as {}(0.1, 0.5)"
 NO_SEED = (
     "a seed cannot be searched: the best of many seeds is luck, which does not carry over to other data (BERT-Vision "
     "searched seeds on the very dev set it then reported); give several to --seeds, and the result is a mean over them"

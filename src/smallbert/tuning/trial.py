@@ -110,7 +110,7 @@ def run_trial(setup: Setup, trial: Any, alone: bool = True, say: Say = quiet) ->
         raise
     except optuna.TrialPruned:
         if twin is None:
-            end(PRUNED, "its scores on the way were below the median of the others")
+            end(PRUNED, "its intermediate scores were below the median of the others")
         raise
     except KeyboardInterrupt:
         trial.set_user_attr("interrupted", True)
@@ -189,7 +189,7 @@ def _train(setup: Setup, recipe: Recipe, trial: Any, say: Say) -> tuple[float, f
     weights = outcome.encoder.named_parameters()
     learned = [one for name, one in weights if part is None or not name.startswith(BACKBONE)]
     if not all(bool(tensor.isfinite().all()) for tensor in learned):
-        raise Diverged("its weights are no numbers any more")
+        raise Diverged("its weights are not finite")
     return setup.held.score(outcome.encoder, say, part is not None)
 
 
