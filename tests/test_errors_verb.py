@@ -441,7 +441,7 @@ def test_a_pooler_that_reads_fewer_tokens_than_there_are_is_told():
         (("good", "poor", "--positive", "goood"), "Did you mean 'good'?"),
         (("good", "poor", "--examples", "-1"), "--examples was given -1"),
         (("good", "poor", "--out", __file__), "test_errors_verb.py is a file; give another folder"),
-        (("good", "poor", "--length", "3"), "texts cannot be cut at 3 tokens"),
+        (("good", "poor", "--length", "3"), "texts cannot be truncated to 3 tokens"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_a_sentence(call, place, words, said):

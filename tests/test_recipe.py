@@ -338,7 +338,7 @@ def test_a_monstrous_text_is_answered(text: str) -> None:
 
 
 def test_what_is_no_recipe_is_refused(toys: SimpleNamespace) -> None:
-    with pytest.raises(UserError, match=r"3 \(int\) is no recipe"):
+    with pytest.raises(UserError, match=r"3 \(int\) is not a recipe"):
         toys.toy_shrink | 3
     with pytest.raises(UserError, match="toy_again needs 'times'"):
         toys.toy_shrink | toys.toy_again  # the class: it has no ready-made instance

@@ -2,7 +2,7 @@
 
     align('hidden', transform='linear') + align('attention') + distill + train(epochs=3)
 
-Each `align` is one loss term; a phase may have several beside `distill`, and a teacher looks once a step for all. Its
+Each `align` is one loss term; a phase may have several beside `distill`, and a teacher runs once a step for all. Its
 value is the mean over features (for kl, ce and cosine the sum), heads, chosen tokens of a text, texts and pairs of
 layers, so its weight means the same for any length, width, depth, batch and layout. Padding is never counted.
 """

@@ -4,11 +4,11 @@
     finetune | ternary(embeddings=8) + distill + train(epochs=3) | binary(split=True) + distill + train(epochs=1)
 
 Signs are hard to learn from the start. BinaryBERT (Bai et al. 2021) learns a ternary model first and splits each matrix
-into two binary ones that add up to it (ternary weight splitting), so that training goes on where the ternary model was.
+into two binary ones that add up to it (ternary weight splitting), so training continues from the ternary model.
 Two signs a weight are as many as a binary model of twice the width has; for the published size, halve the model before.
-What was stored as ternary is split as it is stored; a model with real weights is made ternary by that.
+A model stored as ternary is split as it is stored; a model with real weights is first made ternary.
 
-Signs have no zero: to prune as well, use ternary.
+One bit has no zero: to prune as well, use ternary.
 """
 
 from typing import Any, Literal

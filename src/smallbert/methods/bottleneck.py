@@ -1,6 +1,6 @@
 """MobileBERT's student: many thin layers between bottlenecks, stacked feed-forward networks, no norms, small words.
 
-Sun et al. 2020. It is transformers' own MobileBERT, so that it is saved, loaded and handed over as one.
+Sun et al. 2020. It is transformers' own MobileBERT, so it is saved, loaded and exported as one.
 """
 
 from typing import Any, Literal

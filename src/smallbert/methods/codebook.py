@@ -1,10 +1,10 @@
-"""A dictionary of weights (GOBO, Zadeh et al. 2020): each names one of 2^bits centroids, and the few outliers stay.
+"""A dictionary of weights (GOBO, Zadeh et al. 2020): each names one of 2^bits centroids; the few outliers are kept.
 
 A weight is an outlier if it lies further than `outliers` standard deviations from the mean of its matrix, in which
 pruned ones do not count. The paper says a log-density below -4, which depends on the unit: at BERT's usual deviation of
 0.04 it is 3.55 deviations. The others are sorted into 2^bits bins of equal count; then each goes to the nearest
-centroid and each centroid to the mean of its bin, as long as the sum of distances falls (L1, where k-means would look
-at squares and go on for longer).
+centroid and each centroid to the mean of its bin, as long as the sum of distances falls (L1, where k-means would use
+squares and take longer).
 """
 
 import math

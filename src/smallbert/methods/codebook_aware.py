@@ -1,16 +1,16 @@
-"""GOBO's centroids in sight while training: which of them a weight is may change, what they are does not.
+"""Training with GOBO's centroids: a weight may move to another centroid, the centroids do not change.
 
     finetune | codebook_aware(3) + distill(alpha=1.0) + train(epochs=1)
     magnitude(0.3) + codebook_aware(3) + distill + train(epochs=1)      prune, round and learn from a teacher at once
     magnitude(0.3) + train(epochs=1) | codebook_aware(3) + distill + train(epochs=1)      one after the other
 
-Centroids and outliers are found of the model as the phase finds it, as `codebook` finds them. The model then sees each
-weight as its nearest centroid and learns around the error, which the paper leaves as it is: gradients pass straight
-through to real weights, which go over to another centroid when they have come near enough. Outliers are stored as they
-are and learn as they are. What comes out is what `codebook` stores.
+Centroids and outliers are found when the phase begins, as `codebook` finds them. The forward pass then rounds each
+weight to its nearest centroid, and training reduces the error, which the paper does not: gradients pass straight
+through to real weights, which move to another centroid when they are near enough. Outliers are trained and stored in
+full. The result is stored as `codebook` stores it.
 
-In one phase with pruning one centroid is zero and the others are of the weights before any was pruned, so that those
-near zero serve no weight in the end: where much is pruned, do that in a phase before.
+In one phase with pruning one centroid is zero and the others are found before any weight is pruned, so those near zero
+are unused in the end: where much is pruned, do that in a phase before.
 """
 
 from typing import Any, ClassVar

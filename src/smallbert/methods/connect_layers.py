@@ -1,6 +1,6 @@
 """DenseFormer's connections: each layer reads a learned sum of all earlier outputs.
 
-They begin as the identity, so the first step equals the pretrained model exactly and no pre-training is needed.
+They start as the identity, so the first step equals the pretrained model exactly and no pre-training is needed.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Gordon et al. 2020's control: weights are zeroed as by pruning, but then trained freely.
 
-What a pruned model loses, it loses in information or in capacity. Here the zeros may grow back, so that capacity is
-whole and only what the weights knew is gone. Beside it goes the same deletion, held: prune(0.3, scope="local",
+What a pruned model loses, it loses in information or in capacity. Here the zeros may grow back, so the capacity is
+whole and only what the weights had learned is lost. Compare it with the same zeros held: prune(0.3, scope="local",
 what="layers+pooler+embeddings") | finetune.
 """
 

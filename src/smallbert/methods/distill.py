@@ -1,6 +1,6 @@
 """Distillation of logits: the student learns the teacher's softened scores beside the labels.
 
-A tagging teacher may cut words into other pieces: first pieces are compared, word by word.
+A tagging teacher may split words into other pieces: first pieces are compared, word by word.
 """
 
 from collections.abc import Callable, Collection

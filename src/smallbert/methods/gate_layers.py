@@ -2,7 +2,7 @@
 
 The published code returned the last layer times its own gate, squeezed padding too, and squeezed by the mean of
 features that a layer norm had made nearly zero. Here gates weigh all hidden states, padding is left out, a state is
-squeezed by its first token or by the size of its features, and GELU stands for ReLU, of which four units may all die.
+squeezed by its first token or by the size of its features, and GELU replaces ReLU, whose four units may all die.
 """
 
 from typing import Any, Literal

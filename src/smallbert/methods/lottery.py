@@ -1,6 +1,6 @@
 """Lottery tickets by iterative magnitude pruning (Frankle and Carbin 2019; Chen et al. 2020 for BERT).
 
-Each round trains, prunes a further equal share of all weights, and sets the backbone back to where it started, zeros
+Each round trains, prunes a further equal share of all weights, and sets the backbone back to its start, zeros
 kept; the ticket is trained last. The head is not set back, and so neither is the pooler, which is part of it here.
 """
 

@@ -1,7 +1,7 @@
-"""A one-layer LSTM, read from both ends, as the student: a hundred times smaller, and it knows only what it is taught.
+"""A one-layer bidirectional LSTM as the student: a hundred times smaller, and it knows only what it is taught.
 
-Tang et al. 2019. Pairs of texts are read one by one. Words begin as the teacher's, which train(freeze='embeddings')
-leaves as they are.
+Tang et al. 2019. Pairs of texts are read one by one. Word embeddings start as the teacher's; train(freeze='embeddings')
+does not train them.
 """
 
 from typing import Any, Literal

@@ -1,7 +1,7 @@
-"""Gradual magnitude pruning: while training goes on, ever more of the smallest weights are masked out.
+"""Gradual magnitude pruning: during training, more and more of the smallest weights are masked out.
 
 The well-tuned form (GMP*, Kurtic and Alistarh 2022) is the same with other settings: a drop to half or a third at once,
-then equal steps on a cubic way, with a teacher, as in magnitude(0.1, first=0.3, stairs=8) + distill + train(epochs=10).
+then equal steps on a cubic, with a teacher, as in magnitude(0.1, first=0.3, stairs=8) + distill + train(epochs=10).
 """
 
 from typing import Any

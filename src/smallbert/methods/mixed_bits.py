@@ -1,12 +1,12 @@
-"""Bits where they matter (Q-BERT, Shen et al. 2019): a layer along whose weights the loss bends sharply gets more.
+"""Bits where they matter (Q-BERT, Shen et al. 2019): a layer along whose weights the loss is more curved gets more.
 
-    finetune | mixed_bits(3.0)                              3 bits a weight of the layers on average
+    finetune | mixed_bits(3.0)                              3 bits per weight of the layers on average
     finetune | mixed_bits(15, unit="MB") + distill + train(epochs=1)
 
-The sharpness of a layer is |mean| + spread of the top eigenvalue of its Hessian over several batches of training texts:
-a layer that is flat on some texts and sharp on others needs bits too. Rounding to b bits then costs about sharpness
-times the squared error of the weights (as in HAWQ-V2), and bits go, one step after the other, where a byte saves most.
-Take it of a model that was trained: elsewhere the Hessian says little.
+The curvature of a layer is |mean| + spread of the top eigenvalue of its Hessian over several batches of training texts:
+a layer that is flat on some texts and curved on others needs bits too. Rounding to b bits then costs about curvature
+times the squared error of the weights (as in HAWQ-V2), and bits go, step by step, where a byte saves most. Measure it
+on a trained model: elsewhere the Hessian says little.
 """
 
 import math

@@ -1,10 +1,10 @@
 """Movement pruning (Sanh et al. 2020): keep the weights that training moves away from zero.
 
-Each weight W has a score S whose straight-through gradient is W * dL/dW'; the highest scores stay. They are learned
+Each weight W has a score S whose straight-through gradient is W * dL/dW'; the highest are kept. They are learned
 from the first step on, when the model is still whole.
 
-The paper's scores start at zero; here they start next to it, apart from each other in the order of sizes, so that what
-no gradient reaches (words that no text holds, layers that nothing reads) is ranked by size.
+The paper's scores start at zero; here they start close to it, apart from each other in the order of sizes, so that what
+no gradient reaches (words that are in no text, layers that nothing reads) is ranked by size.
 """
 
 from typing import Any, Literal

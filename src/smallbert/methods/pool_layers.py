@@ -4,7 +4,7 @@ The paper trains one on stored states of an encoder that was fine-tuned before:
 
     finetune(epochs=1) | pool_layers + train(freeze="backbone", epochs=1, lr=1e-3)
 
-and hopes to train it in the same pass as the encoder one day, which is pool_layers(detach=True) + finetune: the encoder
+and leaves training in the same pass as the encoder to later: pool_layers(detach=True) + finetune, where the encoder
 learns by its plain head exactly as it would without, and the pooler beside it. The pooler predicts afterwards.
 """
 

@@ -1,9 +1,9 @@
-"""Weights in few bits, embeddings included, without training; int8 arithmetic on CPU if asked for.
+"""Weights in few bits, embeddings included, without training; int8 arithmetic on CPU if chosen.
 
 quantize(8)                                     a quarter of the bytes
 quantize(8, activations=True)                   inputs rounded token by token: int8 products on a CPU
 quantize(8, activations="static", smooth="search")          by ranges of training texts, outliers moved into weights
-quantize(3, scope="group", search=True, feedback=True)      GPTQ: later columns make up for the rounding of earlier ones
+quantize(3, scope="group", search=True, feedback=True)      GPTQ: later columns correct the rounding of earlier ones
 """
 
 from typing import Any, ClassVar, Literal

@@ -1,10 +1,10 @@
-"""Quantisation-aware training (Q8BERT, Zafrir et al. 2019): train with the rounding that will be there in use.
+"""Quantisation-aware training (Q8BERT, Zafrir et al. 2019): train with the rounding of the final model.
 
     quantize_aware(8) + train(epochs=1)
     magnitude(0.3) + quantize_aware(8) + distill + train(epochs=1)      prune, round and learn from a teacher at once
     quantize_aware(8, smooth="search") + distill(alpha=1.0) + train(epochs=1)
 
-What comes out is what `quantize` stores.
+The result is stored as `quantize` stores it.
 """
 
 from typing import Any, ClassVar, Literal

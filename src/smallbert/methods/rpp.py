@@ -1,8 +1,8 @@
 """Reweighted proximal pruning (Guo et al. 2019): shrink every weight a little after each step of Adam, outside Adam.
 
 After a step on the loss alone, w = sign(w) * max(|w| - rate * pull * a, 0); Adam's moments never see the penalty. Every
-so many steps a = 1 / (|w| + edge), so that small weights shrink fast and large ones hardly; a is 1 at first. How many
-stay is an outcome. The zeros are fixed when the phase ends: rpp + train(epochs=3) | finetune trains what is left.
+`steps` steps a = 1 / (|w| + edge), so that small weights shrink fast and large ones hardly; a is 1 at first. How many
+are kept is an outcome. The zeros are fixed when the phase ends: rpp + train(epochs=3) | finetune trains what is left.
 """
 
 from typing import Any, ClassVar

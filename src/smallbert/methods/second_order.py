@@ -1,4 +1,4 @@
-"""Second-order pruning (oBERT, Kurtic et al. 2022): remove what the loss misses least, and let the rest make up for it.
+"""Second-order pruning (oBERT, Kurtic et al. 2022): prune what raises the loss least, and correct the rest for it.
 
 The Hessian is taken as the empirical Fisher matrix in blocks along each flattened weight, F = damp I + mean of g g^T
 over gradients of small batches; its inverse is found by rank-one updates. Removing w_i costs w_i^2 / (2 [F^-1]_ii), and

@@ -1,7 +1,7 @@
 """Soft movement pruning (Sanh et al. 2020): scores learned as in movement, but cut at a fixed height.
 
-A weight stays where sigmoid(S) > tau, tau going from 0 to `threshold` on a cubic way. Scores start at 0 and are pulled
-down by pull * mean over matrices of mean sigmoid(S), `pull` growing as tau does. How many stay is an outcome.
+A weight is kept where sigmoid(S) > tau, tau going from 0 to `threshold` on a cubic curve. Scores start at 0, pulled
+down by pull * mean over matrices of mean sigmoid(S), `pull` growing as tau does. How many are kept is an outcome.
 """
 
 from collections import defaultdict
