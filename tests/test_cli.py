@@ -338,7 +338,7 @@ def test_bad_models(refused, model, data, tmp_path):
 
     assert "no model folder" in said(tmp_path / "none")
     (tmp_path / "empty").mkdir()
-    assert "no model folder" in said(tmp_path / "empty")
+    assert "not a model folder" in said(tmp_path / "empty")
     shutil.copytree(model, tmp_path / "cut")
     weights = tmp_path / "cut" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])

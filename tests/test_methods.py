@@ -197,7 +197,7 @@ def test_a_full_mask_trains_like_no_mask(encoder, method):
 
 
 def test_two_masks_in_one_phase_are_refused(encoder):
-    with pytest.raises(UserError, match="one method that decides which weights stay, but magnitude and movement"):
+    with pytest.raises(UserError, match="one method that decides which weights are kept, but magnitude and movement"):
         run(f"magnitude + movement + {WHOLE}", encoder, TASK)
     with pytest.raises(UserError, match="both schedule 'keep'"):
         phase_of(f"magnitude + {WHOLE}", encoder, TASK).dial("keep", 0.5)

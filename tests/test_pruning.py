@@ -245,7 +245,10 @@ def test_watch_sees_masks_as_in_use_and_zeros_that_are_stored(encoder):
         ("second_order + train(freeze='backbone')", "does not train some of them"),
         ("quantize | prune", "there is no weight to prune"),
         ("quantize | delete_information", "there is no weight to prune"),
-        ("movement + magnitude", "one method that decides which weights stay, but magnitude and movement were given"),
+        (
+            "movement + magnitude",
+            "one method that decides which weights are kept, but magnitude and movement were given",
+        ),
         ("prune(0.3) + delete_information(0.3)", "but delete_information and prune were given; keep one"),
         ("movement + prune(0.3)", "but movement and prune were given; keep one"),
         ("l0 + rpp + train(epochs=2)", "but l0 and rpp were given; keep one, or put |"),

@@ -1,4 +1,4 @@
-"""Smoothed importance (PLATON, Zhang et al. 2022): how much weights matter to the loss, separated from mini-batch noise.
+"""Smoothed importance (PLATON, Zhang et al. 2022): how much weights matter to the loss, apart from mini-batch noise.
 
 Importance |w * dL/dw| is averaged over windows of steps; I is a running mean of those, U of how far a window lies from
 it; the score is I * U. On the ramp the lowest are set to zero at the end of each window and trained in between, so
