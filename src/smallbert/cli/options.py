@@ -32,7 +32,7 @@ Pair = Annotated[str | None, typer.Option("--pair", help="Your data: the column 
 Label = Annotated[str | None, typer.Option("--label", help="Your data: the column of the label.")]
 Kind = Annotated[str | None, typer.Option("--kind", help="Your data: classify, regress, tag or answer.")]
 Examples = Annotated[
-    int | None, typer.Option("--examples", help="Train on this many examples, sampled evenly by class.")
+    int | None, typer.Option("--examples", help="Train on a sample of this many examples, every class in its share.")
 ]
 Length = Annotated[int | None, typer.Option("--length", help="Truncate texts to this many tokens.")]
 Seed = Annotated[int, typer.Option("--seed", help="Random seed.")]

@@ -28,7 +28,7 @@ class Bottleneck(Method):
         neighbouring words
     values: input of attention's values: 'outside', the wide state between layers; 'inside', the narrow one within
     norm: 'none', a learned scale and shift in place of layer norms; 'layer', layer norms
-    words: word embeddings: 'copy', the teacher's, reduced by SVD for a smaller `embed`; 'new', random
+    words: word embeddings: 'copy', the teacher's, reduced to their main directions for a smaller `embed`; 'new', random
 
     bottleneck                              MobileBERT: 24 layers, 512 wide outside and 128 inside, 25 M parameters
     bottleneck(ffns=2, values='inside')     MobileBERT-tiny

@@ -24,7 +24,7 @@ class Lstm(Method):
     width: dimensions of the state of each direction
     layers: number of LSTM layers
     inner: dimensions that the head reads, from a dense layer above the LSTM
-    words: word embeddings: 'copy', the teacher's, reduced by SVD for a smaller `embed`; 'new', random
+    words: word embeddings: 'copy', the teacher's, reduced to their main directions for a smaller `embed`; 'new', random
     embed: dimensions of a word's embedding, at most the teacher's if copied; None: the teacher's, or 300 for new words
     pairs: whether two texts are read one by one and then compared, or as one; None: one by one if the task has two.
         Tagging and question answering always read both as one.

@@ -25,8 +25,8 @@ class Pretrain(Train, _Corpus):
     """Train by masked language modelling on a plain text file, a folder of them, or the task's texts.
 
     epochs: passes over the blocks of the text; 0.5 is half of one
-    batch: blocks a step, over all processes together
-    cache: of no use here, since what is hidden changes with every step; teachers run at every step
+    batch: blocks per step, over all processes together
+    cache: not used: masks change at every step, so teachers run at every step
     lr: highest learning rate, reached after the warm-up and lowered in a straight line to 0
     steps: steps to train, instead of `epochs`; None: as many as `epochs` say
     share: share of a block's tokens, special ones apart, that are to be predicted: of these 80 % become the mask
@@ -57,7 +57,9 @@ class Pretrain(Train, _Corpus):
         """What can be hidden and read."""
         super().check()
         if self.cache != type(self).cache:
-            raise UserError("pretrain: words are hidden anew at every step, which no cache can hold; leave cache out")
+            raise UserError(
+                "pretrain: masks change at every step, so teachers' outputs cannot be cached; leave cache out"
+            )
         if not 0 < self.share < 1:
             raise UserError(f"pretrain: share is the share of words to mask, between 0 and 1, not {self.share}")
         if not 0 <= (self.mixed or 0) <= 1:

@@ -17,8 +17,8 @@ from smallbert.texts.corpus import check_text, fingerprint_of_text, lines_of
 class TrimVocabulary(Method):
     """Keep the word pieces that occur in a text file or in the task's texts, and remove all others.
 
-    least: how often a piece has to occur to be kept. Special pieces and letters are always kept (WordLevel: special ones
-        only), and so are the pieces from which BPE joins a kept one
+    least: how often a piece has to occur to be kept. Special pieces and letters are always kept (WordLevel: special
+        ones only), and so are the pieces from which BPE joins a kept one
     text: plain text file, or folder of them, in which pieces are counted; None: the task's training texts
     size: most pieces to keep, special ones and letters included, the most frequent first; None: no limit
 
