@@ -593,7 +593,7 @@ def test_what_is_not_kept_is_looked_up_at_every_step(teachers, tmp_path):
 def test_what_a_teacher_without_a_head_has_inside_is_kept_too(tmp_path):
     save_folder(small(layers=3, seed=5), tmp_path / "plain")
     (note,) = notes_of(f"align(layers={{1: 2}}, teacher={str(tmp_path / 'plain')!r}) + {train()}")
-    assert "looked once at each text: hidden states 2 of all tokens were kept" in note
+    assert "ran once on each text: hidden states 2 of all tokens were kept" in note
 
 
 def test_no_disk_is_filled(teachers, tmp_path):

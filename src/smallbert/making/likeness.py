@@ -42,14 +42,14 @@ def texts_so_far(phases: list[tuple[Method, ...]]) -> list[str]:
     return [" | ".join(_without_unused_marks(texts[:end], labels[:end])) for end in range(1, len(texts) + 1)]
 
 
-def history_behind(own: list[dict[str, Any]], taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The history of a phase taken over behind one's own: marks that another run has set on its way are not of it."""
-    others = [entry for entry in taken if not _is_mark(entry)]
-    return [*own, *others[sum(not _is_mark(entry) for entry in own) :]]
-
-
-def _is_mark(entry: dict[str, Any]) -> bool:
-    return entry["step"].startswith("mark(")
+def history_after(
+    own: list[dict[str, Any]], taken: list[dict[str, Any]], phase: tuple[Method, ...]
+) -> list[dict[str, Any]]:
+    """One's own history and that of a finished phase, without marks that the run which made it had set on its way."""
+    marks = [number for number, entry in enumerate(taken) if entry["step"].startswith("mark(")]
+    kept = marks[len(marks) - sum(method.name == "mark" for method in phase) :]  # those of the phase itself come last
+    others = [entry for number, entry in enumerate(taken) if number not in marks or number in kept]
+    return [*own, *others[sum(not entry["step"].startswith("mark(") for entry in own) :]]
 
 
 def _without_unused_marks(texts: list[str], labels: list[list[str]]) -> list[str]:

@@ -21,7 +21,7 @@ from smallbert.making.estimate import (
     phases_of,
 )
 from smallbert.making.finished import find_finished, keep_finished, read_record
-from smallbert.making.likeness import history_behind, same_work, texts_so_far
+from smallbert.making.likeness import history_after, same_work, texts_so_far
 from smallbert.measuring.collapse import judge_result
 from smallbert.methods import METHODS, Method
 from smallbert.model.answering import in_order_of
@@ -199,7 +199,7 @@ def _run_phase(
         outcome.notes, outcome.seconds = [*before.notes, *done["notes"]], done["seconds"]
         outcome.traces = done.get("traces", {})
         outcome.encoder.spare = encoder.spare
-        outcome.encoder.history = history_behind(encoder.history, outcome.encoder.history)
+        outcome.encoder.history = history_after(encoder.history, outcome.encoder.history, methods)
         if becomes_teacher(methods, marks):
             marks[LATEST] = done.get("remembered") or outcome.encoder.copy()
             marks[LATEST].spare = encoder.spare
