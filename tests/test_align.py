@@ -385,14 +385,14 @@ def test_a_copied_layer_learns_from_the_one_it_was_copied_from(keep, total, kept
 @pytest.mark.parametrize(
     ("recipe", "phrase"),
     [
-        ("align('attention', layers={0: 0})", "cannot be; of attention they are numbered from 1, and -1 is the last"),
+        ("align('attention', layers={0: 0})", "cannot be; for 'attention' layers count from 1, and -1 is the last"),
         ("align('embeddings', layers={1: 1})", "leave out"),
         ("share_projections(0.0)", "weight is above 0"),
         ("share_projections(-1)", "weight is above 0"),
         ("mark('latest')", "any text but '' and 'latest'"),
         ("mark('')", "any text but ''"),
-        ("distill(alpha=0)", "alpha is above 0"),
-        ("distill(schedule='fade_in', share=0)", "share above 0"),
+        ("distill(alpha=0)", "alpha must be above 0"),
+        ("distill(schedule='fade_in', share=0)", "share must be above 0"),
         ("distill(share=0.5)", "is for a schedule"),
         ("distill(temperature=1e400)", "must be a finite number"),
         ("align(share=0.5)", "is for a schedule"),

@@ -635,7 +635,7 @@ def test_progress_says_how_much_is_to_be_written_and_leaves_the_time_left_to_who
         assert told[-1][1:3] == (24, 24) and {one[3] for one in told} == {said} and len(told) >= lost // 4
         assert [one[0] for one in seen].index("training") > seen.index(told[-1])
         (note,) = (note for note in outcome.notes if "ran once on each text" in note)
-        assert ("of which something was missing" in note) == (lost == 4)
+        assert ("for which the cache lacked something" in note) == (lost == 4)
         (shard,) = tmp_path.glob("*/*/00002.safetensors")
         shard.unlink()
 

@@ -500,7 +500,9 @@ def test_recipes_one_after_the_other_share_what_was_said(teachers, tmp_path):
     assert any("had run on each text before: " in note for note in phase.notes)
     more = f"align('hidden', layers={{1: 2, 2: 3}}, teacher={name!r}) + {train(tmp_path)}"
     notes = run(more, student, TASK, judge=False).notes
-    assert any("ran once on each text of which something was missing: hidden states 2, 3 of" in one for one in notes)
+    assert any(
+        "ran once on each text for which the cache lacked something: hidden states 2, 3 of" in one for one in notes
+    )
 
 
 @pytest.mark.parametrize("kind", ["tag", "regress"])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from smallbert.errors import RunError, UserError
+from smallbert.machine.files import alone_in
 from smallbert.making import compare as study
 from smallbert.making import make
 from smallbert.measuring.card import MACHINERY_CHECK
@@ -63,6 +64,25 @@ def test_common_beginning_is_trained_once_and_changes_nothing(start, tmp_path, r
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     assert cards[1]["seconds"] > cards[0]["seconds"]  # the shared part counts for each
     assert not (tmp_path / "many" / "work").exists()
+
+
+def test_two_of_them_do_not_share_a_folder_and_what_lacks_its_model_is_made_again(start, tmp_path, runs):
+    with alone_in(tmp_path), pytest.raises(UserError, match="is in use by another run"):
+        do(start, tmp_path, FIRST)
+    (card,) = do(start, tmp_path, FIRST)
+    (model,) = (tmp_path / "models").iterdir()
+    for path in model.iterdir():
+        if path.name != "card.json":
+            path.unlink()
+    (again,) = do(start, tmp_path, FIRST)
+    assert runs == ["finetune"] * 2 and again["scores"] == card["scores"] and load_folder(model)
+
+
+def test_a_single_run_has_its_folder_to_itself(start, tmp_path):
+    with alone_in(tmp_path / ".one.work"), pytest.raises(UserError, match="is in use by another run"):
+        make.make_one(FIRST, start, make_task(), 0, tmp_path / "one", kind=MACHINERY_CHECK, alone=True)
+    make.make_one(FIRST, start, make_task(), 0, tmp_path / "one", kind=MACHINERY_CHECK, alone=True, seconds=0.0)
+    assert {path.name for path in tmp_path.iterdir()} == {"one"}
 
 
 def test_finished_work_is_never_done_again(start, tmp_path, runs):

@@ -91,7 +91,7 @@ def report(
         if json:
             return print_json({"page": str(page), "cards": len(cards), "errors": len(errors)})
         told = f"{len(cards)} runs" if cards else f"{len(errors)} comparison{'s' * (len(errors) != 1)} of two models"
-        say.show(f"The page about {told} is in {page}")
+        say.show(f"Report on {told}: {page}")
 
 
 def export(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,7 +129,9 @@ def _make(
         from smallbert.making import make
         from smallbert.recipes.recipe import Recipe
 
-        parsed = Recipe(recipe)
+        if not recipe.strip():
+            raise UserError("--recipe is empty; write one, such as 'drop_layers(3) | distill', or identity for none")
+        parsed, begun = Recipe(recipe), time.time()
         read = make.task_from(task, data, examples, say.line, **columns)
         start = make.start_from(model, say.line)
         _forewarn(say, parsed, start, read, length)
@@ -137,8 +141,11 @@ def _make(
             print_json({"folder": out, "card": card})
         else:
             _show(say, [card])
+            if Path(task).exists() and read.note:  # what was guessed of a user's own data
+                say.line(f"{task}: {read.note}")
             _warn(say, [card])
-            say.show(f"The model is in {out}")
+            old = (Path(out) / "card.json").stat().st_mtime < begun
+            say.show(f"The model is in {out}{'; it was there already, and nothing was run' if old else ''}")
     if card["status"] != "ok":
         raise typer.Exit(1)
 
@@ -240,7 +247,8 @@ def compare(
             _show(say, cards, tiny)
             _warn(say, cards)
             _name_best(say, cards, limits, tiny)
-            say.show(f"Cards and models are in {out}; a page of them: smallbert report {out}")
+            asked = f" --budget {shlex.quote(budget)}" if budget else ""
+            say.show(f"Cards and models are in {out}; a page of them: smallbert report {out}{asked}")
     if not any(card["status"] == "ok" for card in cards):
         raise typer.Exit(1)
 

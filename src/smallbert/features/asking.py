@@ -172,7 +172,7 @@ def _keep(
     said = " and ".join([*kept, *(["scores"] if of else [])])
     looked = "had run on each text before"
     if need:
-        looked = f"ran once on each text{' of which something was missing' if some else ''}"
+        looked = f"ran once on each text{' for which the cache lacked something' if some else ''}"
     size = f"{sum(store.bytes for store in found.stores) / 1e6:,.1f} MB{f', vectors in {what.dtype}' if kept else ''}"
     read = "brought to the GPU as a whole" if _bring(found, phase.device, say) else "read at every step"
     phase.notes.append(f"the teacher {name!r} {looked}: {said} were kept ({size}) and {read}")

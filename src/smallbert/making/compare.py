@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smallbert.errors import UserError
+from smallbert.machine.files import alone_in
 from smallbert.machine.processes import processes
 from smallbert.making.beginnings import common_beginnings, forget
 from smallbert.making.estimate import look_ahead
@@ -98,35 +100,37 @@ def compare(
     cards: list[Card] = []
     task = at_length(start, task, length)
     total = len(entries) * len(seeds)
-    if processes().is_main_process:
-        _give_up_early(entries, start, task, out, seeds, kind, command, say, line)
-    for seed in seeds:
-        common = common_beginnings([entry.recipe for entry in entries], start, task, seed, out, kind)
-        for entry in entries:
-            title = f"model {len(cards) + 1} of {total}"
-            card = make_one(
-                entry.recipe,
-                start,
-                task,
-                seed,
-                out,
-                preset=entry.preset,
-                kind=kind,
-                command=command,
-                device=device,
-                say=lambda stage, *rest, title=title: say(f"{title}: {stage}", *rest),
-                keep_going=True,
-                again=again,
-                seconds=FIRST_LOOK,
-                common=common,
-                said=words_of_all(out),
-            )
-            cards.append(card)
-            show(list(cards))
-        forget(common)
-    if processes().is_main_process:
-        cards = time_in_turns(cards, out, say, seconds)
-        clear_work(out)
+    main = processes().is_main_process
+    with alone_in(out) if main else nullcontext():
+        if main:
+            _give_up_early(entries, start, task, out, seeds, kind, command, say, line)
+        for seed in seeds:
+            common = common_beginnings([entry.recipe for entry in entries], start, task, seed, out, kind)
+            for entry in entries:
+                title = f"model {len(cards) + 1} of {total}"
+                card = make_one(
+                    entry.recipe,
+                    start,
+                    task,
+                    seed,
+                    out,
+                    preset=entry.preset,
+                    kind=kind,
+                    command=command,
+                    device=device,
+                    say=lambda stage, *rest, title=title: say(f"{title}: {stage}", *rest),
+                    keep_going=True,
+                    again=again,
+                    seconds=FIRST_LOOK,
+                    common=common,
+                    said=words_of_all(out),
+                )
+                cards.append(card)
+                show(list(cards))
+            forget(common)
+        if main:
+            cards = time_in_turns(cards, out, say, seconds)
+            clear_work(out)
     return cards
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from smallbert.errors import RunError, UserError
-from smallbert.machine.files import is_full_disk, move_folder, write_json, write_text
+from smallbert.machine.files import alone_in, is_full_disk, move_folder, write_json, write_text
 from smallbert.machine.processes import from_main, processes
 from smallbert.making.estimate import files_read
 from smallbert.making.readme import model_readme
@@ -115,8 +115,12 @@ def words_of_all(out: Path | str) -> Path:
 def clear_work(out: Path | str) -> None:
     """Drop what the runs of one folder shared while they were made; what others have begun there stays for them."""
     shutil.rmtree(words_of_all(out), ignore_errors=True)
+    _remove_empty(Path(out) / "work")
+
+
+def _remove_empty(folder: Path) -> None:
     with suppress(OSError):
-        (Path(out) / "work").rmdir()
+        folder.rmdir()
 
 
 def make_one(
@@ -166,9 +170,13 @@ def make_one(
     # A tiny random model learns nothing.
     settings |= {"key": start.fingerprint, "judge": kind == RESULT, "streams": streams, "states": states, "said": said}
     try:
-        outcome = run_recipe(recipe, start.encoder, task, seed, say=say, **settings)
-        if processes().is_main_process:
-            _finish(outcome, place, facts, task, say, seconds, keep_model)
+        with ExitStack() as held:
+            if alone and processes().is_main_process:
+                held.callback(_remove_empty, place.work)
+                held.enter_context(alone_in(place.work))
+            outcome = run_recipe(recipe, start.encoder, task, seed, say=say, **settings)
+            if processes().is_main_process:
+                _finish(outcome, place, facts, task, say, seconds, keep_model)
     except Exception as error:
         if not keep_going or isinstance(error, RunError | OSError) or is_full_disk(error) or raising(error):
             raise
@@ -301,11 +309,16 @@ def _known_card(place: Place, key: str, alone: bool) -> Card | None:
     """The card of this very work if it is finished; a folder that holds something else is not written over."""
     if place.card.is_file():
         card = load_card(place.card)
-        if card_key(**card) == key:
+        if card_key(**card) == key and (alone or not _is_torn(place.model)):
             return card
     if alone and place.model.exists() and (not place.model.is_dir() or any(place.model.iterdir())):
         raise UserError(f"{place.model} already holds something else; give another --out, or move it away first")
     return None
+
+
+def _is_torn(model: Path) -> bool:
+    """Whether a model's folder is there and the model is not."""
+    return model.is_dir() and not any((model / name).is_file() for name in ("encoder.json", "config.json"))
 
 
 def _check_writable(out: Path | str, place: Place) -> None:

@@ -23,6 +23,7 @@ from smallbert.making.estimate import (
 from smallbert.making.finished import find_finished, keep_finished, read_record
 from smallbert.making.likeness import history_after, same_work, texts_so_far
 from smallbert.measuring.collapse import judge_result
+from smallbert.measuring.cost import size_in_words
 from smallbert.methods import METHODS, Method
 from smallbert.model.answering import in_order_of
 from smallbert.model.encoder import Encoder, fingerprint
@@ -34,7 +35,6 @@ from smallbert.recipes.recipe import Recipe
 from smallbert.texts.data import STUDENT, Stream, longest_input, stream_name, tokenise, usable_length
 from smallbert.training.loop import CHECKPOINT_SECONDS, train
 from smallbert.training.phase import Phase
-from smallbert.training.teachers import size_of
 
 if TYPE_CHECKING:
     from smallbert.features.store import Store
@@ -289,5 +289,5 @@ def _prepare(phase: Phase, setting: Setting) -> None:
     phase.hold_zeros()
     for method in phase.methods:
         method.attach(phase)
-    phase.notes += [f"taught by {name!r}: {size_of(one.encoder)}" for name, one in phase.teachers.items()]
+    phase.notes += [f"taught by {name!r}: {size_in_words(one.encoder)}" for name, one in phase.teachers.items()]
     phase.add_term_weights()

@@ -96,6 +96,11 @@ def _idle(encoder: Encoder) -> nn.ModuleList:
     return nn.ModuleList(others + [layer for number, layer in enumerate(layers(encoder.backbone)) if number not in run])
 
 
+def size_in_words(encoder: Encoder) -> str:
+    """An encoder in a few words: "12 layers 768 wide and 109,483,778 parameters"."""
+    return f"{len(encoder.order)} layers {encoder.width} wide and {_count(weights_of(encoder).values()):,} parameters"
+
+
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
     """Parameters and stored matrices by name, each tensor once; what only scales a matrix is not counted."""
     unique: dict[int, tuple[str, Tensor]] = {}

@@ -99,12 +99,18 @@ def short_recipes(cards: Sequence[Card]) -> list[str]:
 
 
 def pick_baseline(cards: Sequence[Card]) -> Card | None:
-    """What the others are compared with: the preset `baseline`, else what least was done to, else the largest."""
+    """What the others are compared with: the preset `baseline`, else what least was done to, else the largest.
+
+    One that is plainly smaller than another is nothing to measure others by, so that there may be none.
+    """
     good = [card for card in cards if card["status"] == "ok"]
-    good = [card for card in good if card["preset"] == "baseline"] or good
-    return min(
-        good, key=lambda card: (_steps(card["recipe"]), -((card["bytes"] or {}).get("total") or 0)), default=None
-    )
+    named = [card for card in good if card["preset"] == "baseline"]
+    chosen = min(named or good, key=lambda card: (_steps(card["recipe"]), -_size(card)), default=None)
+    return chosen if named or chosen is None or _size(chosen) >= 0.9 * max(map(_size, cards)) else None
+
+
+def _size(card: Card) -> float:
+    return (card["bytes"] or {}).get("total") or 0
 
 
 def _together(members: list[Card]) -> Card:

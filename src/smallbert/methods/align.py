@@ -102,13 +102,15 @@ class Align(Method):
 
     def check(self) -> None:
         """Numbers within bounds, and a transform that fits what is compared."""
-        if self.weight <= 0 or not 0 < self.share <= 1 or self.task < 0 or self.heads < 0:
-            raise UserError(
-                "align: weight is above 0, share above 0 and at most 1, task and heads 0 or more, not "
-                f"{self.weight}, {self.share}, {self.task} and {self.heads}"
-            )
+        if self.weight <= 0:
+            raise UserError(f"align: weight must be above 0, not {self.weight}")
+        if not 0 < self.share <= 1:
+            raise UserError(f"align: share must be above 0 and at most 1, not {self.share}")
+        for name in ("task", "heads"):
+            if getattr(self, name) < 0:
+                raise UserError(f"align: {name} must be 0 or more, not {getattr(self, name)}")
         if self.transform not in (known := TRANSFORMS.get(self.what, ("none",))):
-            raise UserError(f"align: of {self.what} the transform is {' or '.join(known)}, not {self.transform!r}")
+            raise UserError(f"align: for {self.what!r} transform is {' or '.join(known)}, not {self.transform!r}")
         if not self.of or not set(self.of) <= set("qkv") or len(set(self.of)) < len(self.of):
             raise UserError(f"align: of is any of the letters q, k and v, such as 'qkv' or 'v', not {self.of!r}")
         if self.what == "embeddings" and self.layers != "uniform":

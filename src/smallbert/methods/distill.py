@@ -51,11 +51,11 @@ class Distill(Method):
 
     def check(self) -> None:
         """Shares and a temperature."""
-        if not 0 < self.alpha <= 1 or self.temperature <= 0 or not 0 < self.share <= 1:
-            raise UserError(
-                "distill: alpha is above 0 and at most 1, temperature above 0, share above 0 and at most 1, not "
-                f"{self.alpha}, {self.temperature} and {self.share}"
-            )
+        for name in ("alpha", "share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise UserError(f"distill: {name} must be above 0 and at most 1, not {getattr(self, name)}")
+        if self.temperature <= 0:
+            raise UserError(f"distill: temperature must be above 0, not {self.temperature}")
         if self.schedule == "constant" and self.share != 1:
             raise UserError(f"distill: share={self.share} is for a schedule; write one, such as schedule='fade_in'")
         if self.length is not None and self.length < 8:

@@ -174,8 +174,7 @@ class Student(Method):
             return list(self.layers)
         if self.layers > total:
             raise UserError(
-                f"student: {self.layers} layers were asked for, but the model has {total}, so its student has as many "
-                "at most"
+                f"student: {self.layers} layers were asked for, but the model has {total}, so that {total} is the most"
             )
         return CHOICES[self.which](self.layers, total)
 

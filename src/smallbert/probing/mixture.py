@@ -232,7 +232,8 @@ def describe_shares(shares: np.ndarray, norms: np.ndarray) -> dict[str, Any]:
             )
         elif near > most - ONE:
             found[name]["says"] = (
-                f"nearly all of it lies on one layer (K = {near:.2f} of {most:.2f} bits): a choice, not a centre"
+                f"nearly all of it lies on one layer (K = {near:.2f} of {most:.2f} bits): it picks one rather than "
+                "averaging several"
             )
     return found
 

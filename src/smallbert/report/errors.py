@@ -27,7 +27,7 @@ def sentences(found: Facts) -> list[str]:
     unit = "words" if found["kind"] == "tag" else "examples"
     if one and other:
         share = f"{one['share_said']:.1f} % of the {unit}, B for {other['share_said']:.1f} %"
-        said.append(f"A predicts {one['label']} for {share}; it is true of {one['share_true']:.1f} %.")
+        said.append(f"A predicts {one['label']} for {share}; {one['share_true']:.1f} % really are.")
     if "both" in overlap:
         either = 100 * (1 - overlap["neither"] / found["examples"])
         told = f"Both are right on {overlap['both_right']:.1f} %, at least one on {either:.1f} %"

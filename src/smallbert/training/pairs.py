@@ -47,5 +47,5 @@ def pair_layers(layers: Any, mine: int, theirs: int, lowest: int, what: str) -> 
         raise UserError(f"align: layers={layers} must name at least one pair of layers, and each pair once")
     if not all(lowest <= one <= mine and lowest <= o <= theirs for one, o in counted):
         fit = f"does not fit a student of {mine} layers and a teacher of {theirs}" if mine < MANY else "cannot be"
-        raise UserError(f"align: layers={layers} {fit}; of {what} they are numbered from {lowest}, and -1 is the last")
+        raise UserError(f"align: layers={layers} {fit}; for {what!r} layers count from {lowest}, and -1 is the last")
     return counted

@@ -164,12 +164,6 @@ def _shape_of(name: str, read: str) -> Encoder:
     return load(name).to("meta")
 
 
-def size_of(encoder: Encoder) -> str:
-    """An encoder in a few words: "12 layers 768 wide and 109,483,778 parameters"."""
-    count = sum(parameter.numel() for parameter in encoder.parameters())
-    return f"{len(encoder.order)} layers {encoder.width} wide and {count:,} parameters"
-
-
 def view_of(teacher: str) -> str:
     """The name of the stream's view that a teacher reads where it has a tokenizer of its own."""
     return f"teacher {teacher}"
