@@ -201,7 +201,7 @@ def test_pairs_of_two_and_four_layers(layers, lowest, pairs):
     [
         ({1: 5}, "layers={1: 5} does not fit a student of 2 layers and a teacher of 4"),
         ({"3": 1}, "layers={3: 1} does not fit"),
-        ({1: 0}, "of attention they are numbered from 1, and -1 is the last"),
+        ({1: 0}, "for 'attention' layers count from 1, and -1 is the last"),
         ([[1, -5]], "does not fit"),
         ({}, "at least one pair"),
         ([[2, 4], [-1, -1]], "each pair once"),
