@@ -158,3 +158,7 @@ def test_the_baseline_is_what_least_was_done_to():
     assert pick_baseline([*cards, invented_card("finetune", 90, 90)])["recipe"] == "finetune"
     assert pick_baseline(eight_cards())["preset"] == "baseline"
     assert pick_baseline([]) is None
+    small = invented_card("finetune", 70, 20)  # is no yardstick for what is larger, whatever became of that
+    assert pick_baseline([small, invented_card("finetune | quantize(bits=8)", 80, 60)]) is None
+    assert pick_baseline([small, {**invented_card("head | finetune", 50, 70), "status": "diverged"}]) is None
+    assert pick_baseline([small, invented_card("finetune | mix_layers", 80, 20.5)]) == small

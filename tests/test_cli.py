@@ -152,6 +152,11 @@ def test_a_meaning_is_that_of_the_nearest_class_and_names_values_that_it_leaves_
     assert "(8, 4, 3, 2 or 1)" in out and "whether the range is centred on zero" in out and "(bool" not in out
 
 
+def test_an_empty_recipe_is_refused(call):
+    code, _, err = call("compress", "nowhere", "--task", "sst2", "--recipe", " ", "--out", "nowhere")
+    assert code == 2 and "--recipe is empty" in err
+
+
 def test_list_of_one_task_and_family(call):
     assert "mcc, accuracy" in call("list", "cola")[1]
     assert "relative positions" in call("list", "deberta_v2")[1]

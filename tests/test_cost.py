@@ -17,6 +17,7 @@ from smallbert.measuring.cost import (
     measure_latencies,
     measure_latency,
     measure_throughput,
+    size_in_words,
 )
 from smallbert.measuring.disk import PARTS, measure_bytes
 from smallbert.methods.drop_layers import DropLayers
@@ -71,6 +72,13 @@ def test_zeros_are_counted_where_they_are(tiny):
     assert before["encoder_non_zero"] - after["encoder_non_zero"] == 5 * H
     assert before["non_zero"] - after["non_zero"] == 5 * H + H
     assert all(before[name] == after[name] for name in ("total", "encoder", "non_embedding"))
+
+
+def test_a_model_in_few_bits_is_told_with_all_its_weights():
+    plain, stored = make_encoder("bert"), make_encoder("bert")
+    stored.apply_method(Quantize(8), Quantize(8).plan(stored, None))
+    assert size_in_words(stored) == size_in_words(plain)
+    assert f"{cost.count_parameters(plain)['total']:,} parameters" in size_in_words(plain)
 
 
 def test_shared_weights_count_once(tiny):
