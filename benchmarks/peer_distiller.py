@@ -5,8 +5,8 @@
 
 A fine-tuned model teaches three of its own layers: scores by cross entropy at temperature 4, and hidden states of all
 layers by their mean square. Both begin with the same weights and see the same texts as often, with the same AdamW,
-rates and clipping. They differ in what each does by itself: users of TextBrewer pad batches (to 128 tokens, as its
-examples do, or to the longest text of a batch), and its teacher runs at every step; smallbert puts texts of like length
+rates and clipping. They differ in what each does by itself: users of TextBrewer pad batches themselves (here to 128
+tokens, or to the longest text of a batch), and its teacher runs at every step; smallbert puts texts of like length
 together and runs the teacher once. Steps are timed in turns; a ratio is the median over rounds. TextBrewer writes no
 checkpoints here.
 """
