@@ -211,9 +211,11 @@ def test_equal_matrices_keep_their_own_ranges(tmp_path):
     assert found["difference"] < 1e-5 and f"{len(parts)} of {len(parts)} matrices" in notes[-1]
 
 
-@pytest.mark.parametrize(
-    "recipe", ["sparse", *(pytest.param(one, marks=slow) for one in ("gate_layers", "connect_layers | drop_layers(1)"))]
-)
+BOTTLENECK = "bottleneck(layers=2, width=16, inner=8, heads=2, ffns=2, ffn=16, embed=8)"
+RARE = ("stride(3)", BOTTLENECK, "pool_layers", "gate_layers", "connect_layers | drop_layers(1)")
+
+
+@pytest.mark.parametrize("recipe", ["sparse", "stride", *(pytest.param(one, marks=slow) for one in RARE)])
 def test_structures(recipe, tmp_path):
     encoder = small(layers=1 if recipe == "sparse" else 2)
     if recipe == "sparse":

@@ -41,15 +41,15 @@ class Stride(nn.Module):
 
     def forward(self, hidden: Tensor, batch: Batch) -> tuple[Tensor, Batch, Callable[[Tensor, bool], Tensor]]:
         """The joined hidden states, the batch as the layers see it, and how to go back."""
-        tokens = hidden.shape[1]
-        full = functional.pad(hidden, (0, 0, 0, -tokens % self.step))
+        tokens, most = hidden.shape[1], self.step - 1  # what is over when windows are full is left out by all below
+        full = functional.pad(hidden, (0, 0, 0, most))
         mask = torch.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask
-        there = functional.pad(mask, (0, -tokens % self.step)).to(hidden.dtype)
-        count = there.unflatten(1, (-1, self.step)).sum(-1)
+        there = functional.pad(mask, (0, most)).to(hidden.dtype)
+        count = there.unfold(1, self.step, self.step).sum(-1)
         full = full * there.unsqueeze(-1)  # padding has no part in its group, and a group of fewer weighs as much
         scale = (self.step / count.clamp(min=1)).unsqueeze(-1)
         joined = self.join(full.transpose(1, 2)).transpose(1, 2) * scale
-        apart = self.apart * (full - joined.repeat_interleave(self.step, 1))[:, :tokens]
+        apart = self.apart * (full[:, :tokens] - joined.repeat_interleave(self.step, 1)[:, :tokens])
 
         def spread(states: Tensor, last: bool) -> Tensor:
             """States between layers are only looked at, by mixtures; what is handed on is the last one."""
