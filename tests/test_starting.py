@@ -52,12 +52,14 @@ def test_methods_wait_for_torch_alone():
     assert "torch" in modules and (MODELS | {"matplotlib"}) & modules == set()
 
 
-def test_a_mistake_in_a_recipe_is_said_before_anything_heavy_is_imported():
+def test_a_mistake_is_said_before_anything_heavy_is_imported():
     refused = "--task sst2 --out nowhere"
     modules, out = call(
-        f"compress nowhere --recipe drop_layer(2) {refused}", f"compare x --recipes quantise(8) {refused}"
+        f"compress nowhere --recipe drop_layer(2) {refused}",
+        f"compare x --recipes quantise(8) {refused}",
+        "finetune nowhere --task nowhere.csv --out nowhere",
     )
-    assert out == "[2, 2]\n" and (MODELS | {"matplotlib"}) & modules == set()
+    assert out == "[2, 2, 2]\n" and (MODELS | {"matplotlib"}) & modules == set()
 
 
 def test_a_report_reads_cards_and_no_models(folder):
@@ -66,8 +68,3 @@ def test_a_report_reads_cards_and_no_models(folder):
     assert MODELS & modules == set()
     modules, out = call(f"report {folder} --markdown")
     assert out.endswith("[0]\n") and (MODELS | {"matplotlib"}) & modules == set()
-
-
-def test_a_finished_study_is_reported_without_torch(folder):
-    modules, out = call(f"study --report-only --out {folder}")
-    assert ALL & modules == set(), out
