@@ -167,15 +167,6 @@ def test_every_setting_of_every_method_is_explained(name):
     assert [setting for setting, meaning in meanings_of(METHODS[name]).items() if not meaning] == []
 
 
-@pytest.mark.parametrize("kind", ["presets", "tasks"])
-def test_list_of_what_needs_no_model_does_not_wait_for_torch(kind):
-    code = f"import sys; from smallbert.cli.catalog import KINDS; print(len(KINDS[{kind!r}]()), 'torch' in sys.modules)"
-    count, loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert int(count) > 20 and loaded == "False"
-
-
 def test_inspect(call, model):
     _, out, _ = call("inspect", model, "--json")
     found = json.loads(out)

@@ -20,6 +20,7 @@ from smallbert.model import feedback, packing, rounding
 from smallbert.model.anatomy import linears
 from smallbert.model.feedback import code_on, output_error, round_with_feedback
 from smallbert.model.folders import load_folder, save_folder
+from smallbert.model.kept import Keeping
 from smallbert.model.packing import pack, packed_size, unpack
 from smallbert.model.products import code_tokens, multiply
 from smallbert.model.quantised import (
@@ -219,6 +220,25 @@ def test_what_is_kept_follows_what_is_stored_and_moves_with_no_copy(encoder, rec
     with torch.inference_mode():
         born = run(recipe, encoder, TASK).encoder  # all its tensors are inference tensors, which have no version
         assert torch.equal(born.eval()(batch_of(born, TASK)), before)
+
+
+def test_the_compiler_is_kept_away_from_what_looks_at_versions():
+    class Doubling(Keeping):
+        def __init__(self):
+            super().__init__()
+            self.factor = nn.Parameter(torch.ones(1))
+
+        def forward(self, inputs):
+            return inputs * self._keep("double", inputs.dtype, lambda: self.factor * 2)
+
+    with pytest.raises(Exception, match=r"function Keeping._keep .* was wrapped"):
+        torch.compile(Doubling(), backend="eager", fullgraph=True)(torch.ones(2))
+    part, inputs = Doubling(), torch.ones(2)
+    compiled = torch.compile(part, backend="eager")
+    for factor in (1, 3):
+        with torch.no_grad():
+            part.factor.fill_(factor)
+        assert compiled(inputs).tolist() == [2 * factor, 2 * factor]
 
 
 def test_with_real_weights_it_is_a_plain_model(encoder):

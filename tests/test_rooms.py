@@ -66,6 +66,21 @@ def test_imports_go_downwards() -> None:
     assert up == []
 
 
+def test_transformers_is_imported_where_models_are_made_or_read() -> None:
+    """It takes seconds, and much is said and refused without a model. These two files extend classes of its own."""
+    early = {
+        module_of(path) for path in FILES for node in ast.parse(path.read_text()).body if names(node, "transformers")
+    }
+    assert early == {"smallbert.model.bilstm", "smallbert.onnxfile.trace"}
+
+
+def names(node: ast.stmt, library: str) -> bool:
+    """Whether a statement is an import of a library or a part of it."""
+    known = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+    known += [each.name for each in node.names] if isinstance(node, ast.Import) else []
+    return any(name.split(".")[0] == library for name in known)
+
+
 def test_every_room_is_shown_in_the_readme() -> None:
     shown = README.read_text().split("## File tree")[1]
     rooms = {

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
-from smallbert.model.encoder import Encoder
+from smallbert.model.encoder import Encoder, new_backbone
 from smallbert.tasks.task import Split, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": 100,
@@ -96,6 +98,7 @@ def make_task(train: int = 200, dev: int = 60, seed: int = 0) -> Task:
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """A word-level tokenizer over a hundred tokens, with the special tokens of BERT."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
 
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     names += [f"word{number}" for number in range(100 - len(names))]
@@ -116,7 +119,7 @@ def make_encoder(family: str = "bert", seed: int = 0, **shape: Any) -> Encoder:
     """A tiny encoder of a family with random weights; `shape` overrides entries of its config."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        backbone = AutoModel.from_config(AutoConfig.for_model(family, **{**SHAPES[family], **shape}))
+        backbone = new_backbone({"model_type": family, **SHAPES[family], **shape})
         # All norms start at one and all biases at zero, which would hide a part read from the wrong place.
         with torch.no_grad():
             for parameter in backbone.parameters():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from smallbert.errors import UserError
 from smallbert.measuring.shelf import load_card
 from smallbert.methods import METHODS
+from smallbert.model.anatomy import FAMILIES
 from smallbert.presets import PRESETS
 from smallbert.recipes.registry import did_you_mean, plain
 from smallbert.recipes.settings import describe, hints_of, meanings_of
@@ -60,12 +61,10 @@ def list_tasks() -> list[dict[str, Any]]:
 
 def list_families() -> list[dict[str, Any]]:
     """Every family of encoders."""
-    from smallbert.model.anatomy import FAMILIES
-
     return [{"name": name, "about": _family(row)} for name, row in FAMILIES.items()]
 
 
-# Each is asked for on its own: methods and families take seconds to import, and tasks and presets none.
+# Each is asked for on its own: methods import torch, which takes a second, and the others do not.
 KINDS = {"methods": list_methods, "presets": list_presets, "tasks": list_tasks, "families": list_families}
 
 
@@ -136,7 +135,6 @@ def _defaults(method: Any) -> dict[str, Any]:
 def _by_part(encoder: Encoder) -> dict[str, int]:
     """How many numbers each part holds, counted as the total is: a matrix stored without zeros counts with them."""
     from smallbert.measuring.cost import weights_of
-    from smallbert.model.anatomy import FAMILIES
 
     parts = {
         "embeddings": f"backbone.{FAMILIES[encoder.family].words.split('.')[0]}.",

@@ -6,7 +6,6 @@ Sun et al. 2020. It is transformers' own MobileBERT, so it is saved, loaded and 
 from typing import Any, Literal
 
 import torch
-from transformers import MobileBertConfig
 
 from smallbert.errors import UserError
 from smallbert.methods import Method
@@ -54,6 +53,8 @@ class Bottleneck(Method):
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """The config of the new model."""
+        from transformers import MobileBertConfig
+
         check_bare(encoder, self.name)
         if self.words == "copy":
             check_words(encoder, self.embed, self.name)

@@ -11,7 +11,6 @@ import torch
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.anatomy import words
-from smallbert.model.bilstm import BilstmConfig
 from smallbert.model.encoder import HEAD, plain_config
 from smallbert.model.replace import bare, check_bare, check_words, draw_backbone, reduced_words, replace_backbone
 
@@ -46,6 +45,8 @@ class Lstm(Method):
 
     def plan(self, encoder: Any, task: Any) -> dict[str, Any]:
         """The config of the new model; the task says whether it reads tokens, texts or pairs."""
+        from smallbert.model.bilstm import BilstmConfig
+
         check_bare(encoder, self.name)
         kind = encoder.head.kind if HEAD in encoder.heads else getattr(task, "kind", "classify")
         pairs = task is not None and task.split("train").pairs is not None if self.pairs is None else self.pairs

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from operator import attrgetter
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from smallbert.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 ROLES = ("q", "k", "v", "out", "up", "down")
 

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
 
 NAME = "smallbert"
 SHORT = 96  # tokens a sequence, on average, up to which small tiles are used: 1.3 times faster at 90, hardly at 128
@@ -27,6 +25,16 @@ class Attending:
     key: Tensor
     scaling: float | None = None
     window: int | None = None  # a token sees others less than this far away; None: all of its sequence
+
+
+def take_over(backbone: Any) -> None:
+    """Let every layer of a backbone attend by `attend`, with the masks that transformers makes of padding."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    backbone.set_attn_implementation(NAME)
 
 
 def attend(
@@ -116,7 +124,3 @@ def _attend_segments(
         a, b, c = (x[start:stop].transpose(0, 1) for x in (q, k, v))
         outputs.append(functional.scaled_dot_product_attention(a, b, c, attn_mask=near, scale=scaling).transpose(0, 1))
     return torch.cat(outputs)
-
-
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, sdpa_mask)

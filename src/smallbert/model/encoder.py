@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
@@ -15,14 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel
-from transformers.initialization import no_init_weights
 
 from smallbert.errors import UserError
 from smallbert.model import attention
 from smallbert.model.anatomy import anatomy, layers
 from smallbert.model.batch import Batch
-from smallbert.model.bilstm import Bilstm  # noqa: F401  so that transformers knows it by its config
 from smallbert.model.heads import Head
 from smallbert.model.mixing import Connections, Gates, Mixture
 from smallbert.model.pooling import MixturePooler, Pooler, pad_to
@@ -66,7 +63,7 @@ class Encoder(nn.Module):
         self.base["pooler"] = self.pooler is not None
         self.packable: bool = bool(backbone._supports_attention_backend)
         if self.packable:
-            backbone.set_attn_implementation(attention.NAME)
+            attention.take_over(backbone)
         self.backbone: Any = backbone
         self.tokenizer = tokenizer
         self.second: list[str] = []  # the pieces of a second vocabulary, if it has one; see model/vocabulary.py
@@ -240,11 +237,24 @@ def skeleton(config: dict[str, Any], tokenizer: Any = None) -> Encoder:
     """An encoder of this config with weights not yet set."""
     config = dict(config)
     has_pooler = config.pop("pooler")
-    with no_init_weights():
-        backbone = AutoModel.from_config(AutoConfig.for_model(**config))
+    backbone = new_backbone(config, empty=True)
     if not has_pooler and hasattr(backbone, "pooler"):
         backbone.pooler = None
     return Encoder(backbone, tokenizer)
+
+
+def new_backbone(config: dict[str, Any], empty: bool = False) -> Any:
+    """The model of a config as transformers makes it, every weight drawn; an empty one has them not yet set.
+
+    Here and wherever else models are made or read, transformers is imported, which takes seconds.
+    """
+    from transformers import AutoConfig, AutoModel
+    from transformers.initialization import no_init_weights
+
+    from smallbert.model import bilstm  # noqa: F401  so that transformers knows it by its config
+
+    with no_init_weights() if empty else nullcontext():
+        return AutoModel.from_config(AutoConfig.for_model(**config))
 
 
 def _pooler(backbone: Any) -> nn.Module | None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -123,7 +122,7 @@ def _load_hugging_face(path: Path) -> Encoder:
     try:
         settings = {"dtype": torch.float32, "output_loading_info": True, "local_files_only": True}
         with quiet():
-            model, info = getattr(transformers, AUTO[kind]).from_pretrained(path, **settings)
+            model, info = auto_class(kind).from_pretrained(path, **settings)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{path} cannot be loaded as a model: {str(error).splitlines()[0]}") from None
     missing = sorted(name for name in info["missing_keys"] if not name.startswith("pooler."))
@@ -160,13 +159,15 @@ def _adopt_head(encoder: Encoder, model: Any, kind: str) -> None:
 
 def _write_hugging_face(encoder: Encoder, folder: Path) -> bool:
     """Write the folder as Hugging Face would, if its own forward then gives our scores."""
+    from transformers import AutoConfig
+
     names = _their_names(encoder)
     if names is None:
         return False
     head = encoder.head if HEAD in encoder.heads else None
     kind = head.kind if head is not None else None
-    auto = getattr(transformers, AUTO[kind])
-    config = transformers.AutoConfig.for_model(**{k: v for k, v in encoder.backbone.config.to_dict().items()})
+    auto = auto_class(kind)
+    config = AutoConfig.for_model(**{k: v for k, v in encoder.backbone.config.to_dict().items()})
     config.architectures = [auto._model_mapping[type(config)].__name__]
     config.dtype = "float32"
     if head is not None:
@@ -217,9 +218,16 @@ def _agrees(encoder: Encoder, auto: Any, folder: Path) -> bool:
     return ours.shape == theirs.shape and torch.allclose(ours, theirs, atol=1e-4, rtol=1e-3)
 
 
+def auto_class(kind: str | None) -> Any:
+    """The class of transformers that reads models with a head of this kind, or with none."""
+    import transformers
+
+    return getattr(transformers, AUTO[kind])
+
+
 def load_hugging_face(encoder: Encoder, folder: Path) -> Any:
     """The model of a folder that was written of an encoder, as transformers loads it."""
-    auto = getattr(transformers, AUTO[encoder.head.kind if HEAD in encoder.heads else None])
+    auto = auto_class(encoder.head.kind if HEAD in encoder.heads else None)
     with quiet():
         return auto.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
 
@@ -249,14 +257,14 @@ def probe_batch(encoder: Encoder, lengths: tuple[int, ...] = (24, 9, 17)) -> Bat
 def _their_names(encoder: Encoder) -> dict[str, str] | None:
     """Our name of each weight -> Hugging Face's; None where something has no name there."""
     row, head = anatomy(encoder.backbone), (encoder.head if HEAD in encoder.heads else None)
-    known = transformers.AutoModelForSequenceClassification._model_mapping
+    known = auto_class("classify")._model_mapping
     if encoder.mixture is not None or len(encoder.heads) > 1 or type(encoder.backbone.config) not in known:
         return None
     if head is not None and head.pool != "first" and encoder.family != "modernbert":
         return None
     prefix, out = "", ""
     if head is not None:
-        auto = getattr(transformers, AUTO[head.kind])
+        auto = auto_class(head.kind)
         prefix = auto._model_mapping[type(encoder.backbone.config)].base_model_prefix + "."
         whole = head.kind in ("classify", "regress")
         spans = "classifier" if encoder.family == "modernbert" else "qa_outputs"

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.activations import ACT2FN
 
 from smallbert.model.anatomy import FAMILIES
 from smallbert.model.batch import Batch
@@ -29,6 +28,8 @@ class Head(nn.Module):
 
     def __init__(self, kind: str, outputs: int, config: Any, labels: list[str], pool: str = "first"):
         """Make an empty head for a backbone of this config; its dense layer is the family's own."""
+        from transformers.activations import ACT2FN
+
         super().__init__()
         row = FAMILIES[config.model_type]
         self.kind, self.labels, self.pool = kind, labels, pool

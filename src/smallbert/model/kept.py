@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable
+from functools import cache
 from typing import Any, Self
 
 import torch
@@ -16,9 +17,9 @@ class Keeping(nn.Module):
     def __init__(self) -> None:
         """Nothing is kept yet."""
         super().__init__()
+        _leave_uncompiled()
         self._kept: dict[str, tuple[Hashable, Any]] = {}
 
-    @torch.compiler.disable  # it looks at versions, which nothing can be compiled of
     def _keep(self, kind: str, dtype: torch.dtype, make: Callable[[], Any]) -> Any:
         """Made once, and again only when what is stored has changed or moved."""
         stored = [*self.buffers(), *self.parameters()]
@@ -36,3 +37,12 @@ class Keeping(nn.Module):
         new.__dict__.update({k: copy.deepcopy(v, memo) for k, v in self.__dict__.items() if k != "_kept"})
         new._kept = {}
         return new
+
+
+@cache
+def _leave_uncompiled() -> None:
+    """Keep the compiler away from `_keep`, which looks at versions: nothing can be compiled of these.
+
+    Said with the first module and not where the class is, since it imports the compiler, which takes a second.
+    """
+    Keeping._keep = torch.compiler.disable(Keeping._keep)  # type: ignore[method-assign]

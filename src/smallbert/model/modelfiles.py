@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import transformers
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -76,10 +75,12 @@ def save_tokenizer(encoder: Encoder, folder: Path) -> None:
 
 def load_tokenizer(path: Path) -> Any:
     """The tokenizer of a folder, or None where there is none."""
+    from transformers import AutoTokenizer
+
     if not any((path / name).is_file() for name in VOCABULARIES):
         return None  # transformers would make up one that knows no word
     try:
-        return transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         said = str(error).strip().split("\n")[0]
         raise UserError(
@@ -91,7 +92,8 @@ def load_tokenizer(path: Path) -> Any:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Let transformers load without its own bars and tables: what matters of them is checked and said here."""
-    logging = transformers.utils.logging
+    from transformers.utils import logging
+
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel
 
 from smallbert.errors import UserError
 from smallbert.model.anatomy import anatomy, layers, part, replace_module, words
-from smallbert.model.encoder import HEAD, Encoder, plain_config, skeleton
+from smallbert.model.encoder import HEAD, Encoder, new_backbone, plain_config, skeleton
 from smallbert.model.heads import Head, initialise
 from smallbert.model.words import drop_word_head
 
@@ -60,7 +59,7 @@ def draw_backbone(encoder: Encoder, seed: int) -> None:
     values = plain_config(encoder.backbone.config)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        drawn = AutoModel.from_config(AutoConfig.for_model(**values)).state_dict()
+        drawn = new_backbone(values).state_dict()
         for name, tensor in encoder.backbone.state_dict().items():
             source = drawn[name]
             tensor.copy_(source[tuple(slice(size) for size in tensor.shape)])  # layers may have lost some heads

@@ -10,7 +10,6 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.activations import ACT2FN
 
 from smallbert.errors import UserError
 from smallbert.model.anatomy import words
@@ -46,6 +45,8 @@ class WordHead(nn.Module):
 
     def __init__(self, backbone: Any):
         """Make a head that changes nothing yet, tied to the backbone's word embedding."""
+        from transformers.activations import ACT2FN
+
         super().__init__()
         config: Any = backbone.config
         table: Any = words(backbone)
