@@ -162,3 +162,5 @@ def test_the_baseline_is_what_least_was_done_to():
     assert pick_baseline([small, invented_card("finetune | quantize(bits=8)", 80, 60)]) is None
     assert pick_baseline([small, {**invented_card("head | finetune", 50, 70), "status": "diverged"}]) is None
     assert pick_baseline([small, invented_card("finetune | mix_layers", 80, 20.5)]) == small
+    given = invented_card("identity", 88, 45)  # in half precision, and all that is trained from it is not
+    assert pick_baseline([invented_card("finetune", 90, 90), given]) == given

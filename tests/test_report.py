@@ -195,6 +195,17 @@ def test_lost_runs_and_missing_numbers_are_told(tmp_path):
     assert "Not drawn: 2 of 3 models" in page.texts["figcaption"][1]
 
 
+def test_a_baseline_larger_than_the_files_it_was_made_from_is_told(tmp_path):
+    told = "x smaller counts from finetune as it was saved here, 133 MB; the files of e5-small, which it was made from"
+    facts = {"model": "e5-small", "model_bytes": 67_700_000}
+    cards = [invented_card("finetune", 90, 133, **facts), invented_card("finetune | quantize(bits=8)", 90, 34, **facts)]
+    assert f"{told}, take 67.7 MB" in " ".join(printed(cards).split())
+    assert f"{told}, take 67.7 MB." in read(write_report(cards, tmp_path, "Half")).texts["p"]
+    assert "counts from" not in printed([{**card, "model_bytes": 130_000_000} for card in cards])
+    assert "counts from" not in printed([{**card, "model_bytes": None} for card in cards])
+    assert "counts from" not in printed(cards[:1])
+
+
 def test_tasks_get_a_section_each_and_machinery_checks_a_warning(tmp_path):
     cards = [*eight_cards(), invented_card("finetune", 60, task="rte", task_note="277 examples.")]
     page = read(write_report(cards, tmp_path / "two", "Two"))

@@ -34,6 +34,7 @@ FIELDS: dict[str, Field] = {
     "kind": Field("result, or machinery check (tiny random model; its numbers mean nothing)", (str,)),
     "model": Field("name or folder of the model started from", (str,)),
     "model_fingerprint": Field("short sha256 of its weights and config", (str,)),
+    "model_bytes": Field("size on disk of that model's files as they were given", (int, _NOTHING)),
     "recipe": Field("what was done, every setting written out", (str,)),
     "reads": Field("fingerprints of the models and texts it names, if any", (str, _NOTHING)),
     "preset": Field("name of the recipe, where it has one", (str, _NOTHING)),

@@ -39,7 +39,8 @@ def _read_card(text: str, where: str) -> Card:
     """A card with its recipe as today's would say it: a setting that came later has its default, a place none."""
     try:
         card = json.loads(text, parse_constant=_refuse_constant)
-        card.setdefault("reads", None)  # which older cards do not have
+        for later in ("reads", "model_bytes"):  # which older cards do not have
+            card.setdefault(later, None)
         check_card(card)
         with suppress(UserError):  # a recipe that cannot be read any more stays as it is
             card["recipe"] = Recipe(card["recipe"]).key()
