@@ -282,8 +282,16 @@ def test_compare_names_the_best_and_says_what_failed(call, model, data, tmp_path
     words = ["--task", data, "--out", tmp_path, "--budget", "size<=1MB", "--seeds", "0,1"]
     code, out, error = call("compare", model, "--recipes", recipes, *words)
     assert code == 0 and "is the best within size ≤ 1 MB" in out and "failed: drop_layers(9) | finetune: " in error
+    assert "--budget" not in out.splitlines()[-1]  # the folder knows
+    code, out, _ = call("report", tmp_path)
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert code == 0 and "size ≤ 1 MB" in out and "is the best within size ≤ 1 MB" in page
+    assert "budget: size&lt;=1MB" in page
+    code, out, _ = call("report", tmp_path, "--budget", "size<=2MB", "--json")
+    assert json.loads(out)["budget"] == "size<=2MB"
     code, _, _ = call("compare", model, "--recipes", "drop_layers(9)", "--task", data, "--out", tmp_path)
     assert code == 1  # nothing went well
+    assert json.loads(call("report", tmp_path, "--json")[1])["budget"] is None  # nor was this comparison given one
 
 
 # Everything that can be wrong.

@@ -101,7 +101,9 @@ def run_demo(
     start = start_from(MODEL, say.line)
     task = limit(limit(task_from(DEMO_DATA, line=say.line), scale.train), scale.dev, split="dev")
     tell(f"1 of {len(entries)}: {words[0]}")
-    cards = compare(entries, start, task, out, command=command, say=say, show=show, seconds=scale.seconds)
+    cards = compare(
+        entries, start, task, out, command=command, say=say, show=show, seconds=scale.seconds, budget=budget
+    )
     tell("\nAll of them, timed in turns:", render_table(cards), best(cards, budget).sentence)
     say("writing the page")
     page = write_report(cards, out / "report", f"{MODEL} made small for film reviews", budget)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -240,6 +239,7 @@ def compare(
             show=lambda some: None if json else _show(say, some, tiny),
             again=again,
             seconds=0.1 if tiny else 2.0,
+            budget=limits,
         )
         if json:
             print_json(_summary(cards, limits, out))
@@ -247,8 +247,7 @@ def compare(
             _show(say, cards, tiny)
             _warn(say, cards)
             _name_best(say, cards, limits, tiny)
-            asked = f" --budget {shlex.quote(budget)}" if budget else ""
-            say.show(f"Cards and models are in {out}; a page of them: smallbert report {out}{asked}")
+            say.show(f"Cards and models are in {out}; a page of them: smallbert report {out}")
     if not any(card["status"] == "ok" for card in cards):
         raise typer.Exit(1)
 

@@ -31,7 +31,9 @@ from smallbert.making.make import (
     write_card,
 )
 from smallbert.measuring import cost
+from smallbert.measuring.budget import Budget
 from smallbert.measuring.card import RESULT, Card, card_key
+from smallbert.measuring.shelf import keep_budget
 from smallbert.model.anatomy import FAMILIES
 from smallbert.model.answering import answers_as_it_is, in_order_of
 from smallbert.model.folders import load_folder
@@ -88,11 +90,13 @@ def compare(
     show: Callable[[list[Card]], None] = lambda cards: None,
     again: bool = False,
     seconds: float = 2.0,
+    budget: Budget | None = None,
 ) -> list[Card]:
     """Make every recipe with every seed and give the cards; `show` is called with those made so far after each.
 
     A run that fails becomes a card that says why, at once where that can be known, and the others go on. What is
     finished is never made again, and what was begun goes on where it was. `line` is told what should be known before.
+    The budget decides nothing here; it is kept beside the cards for their page.
     """
     out, seeds = Path(out), list(dict.fromkeys(seeds))
     if answers_as_it_is(in_order_of(start.encoder, task), task) and all(len(entry.recipe) for entry in entries):
@@ -103,6 +107,7 @@ def compare(
     main = processes().is_main_process
     with alone_in(out) if main else nullcontext():
         if main:
+            keep_budget(out, budget)
             _give_up_early(entries, start, task, out, seeds, kind, command, say, line)
         for seed in seeds:
             common = common_beginnings([entry.recipe for entry in entries], start, task, seed, out, kind)
