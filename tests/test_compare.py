@@ -15,6 +15,7 @@ from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.disk import measure_bytes
 from smallbert.measuring.evaluate import evaluate
 from smallbert.measuring.groups import pick_baseline
+from smallbert.measuring.outcomes import unpack
 from smallbert.measuring.shelf import load_card, load_cards
 from smallbert.model.answering import in_order_of, match_labels, order_labels
 from smallbert.model.encoder import fingerprint
@@ -248,6 +249,9 @@ def test_a_model_as_given_weighs_what_its_own_files_do(start, tmp_path):
     assert [card["model_bytes"] for card in cards] == [size] * 3
     assert cards[0]["bytes"]["total"] == size < cards[2]["bytes"]["total"]
     assert any(note.startswith("the files given take ") for note in cards[0]["trained"]["notes"])
+    for card in cards:
+        score = card["scores"]["accuracy"]
+        assert unpack(card["right"]).bit_count() - 1 == round(score["value"] * score["n"] / 100)
     row = format_rows(cards)[1]
     assert row["smaller"] == f"{size / cards[1]['bytes']['total']:.1f}x"
 

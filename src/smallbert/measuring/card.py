@@ -48,6 +48,7 @@ FIELDS: dict[str, Field] = {
     "headline": Field("the score that ranks", (str,)),
     "chance": Field("headline score of guessing, 0-100", (int, float, _NOTHING)),
     "scores": Field("metrics, 0-100, with their errors", (dict, _NOTHING), (), True),
+    "right": Field("which examples the headline counts as right, packed, where it is a share of them", (str, _NOTHING)),
     "bytes": Field(
         "size on disk of the real files",
         (dict, _NOTHING),

@@ -133,6 +133,7 @@ def _together(members: list[Card]) -> Card:
     whys = dict.fromkeys(card["why"] for card in members if card["why"])
     mean = {name: _mean([card[name] for card in good or members]) for name in ("scores", "bytes", "parameters", "macs")}
     mean |= {name: _mean([card[name] for card in good or members]) for name in ("latency", "throughput", "seconds")}
+    mean["right"] = [card["right"] for card in good]  # of each seed
     return {**base, **mean, "why": "; ".join(whys) or None, "runs": runs}
 
 
