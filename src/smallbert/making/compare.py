@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from smallbert.tasks import Task
 
 AS_GIVEN = "as given"
-FIRST_LOOK = 0.3  # seconds; a model's own timing is only for the growing table, all are timed in turns at the end
+FIRST_LOOK = 0.3  # seconds; a model's own timing is only a first look, all are timed in turns at the end
 
 
 class Entry(NamedTuple):
@@ -87,12 +87,12 @@ def compare(
     device: str | None = None,
     say: Say = quiet,
     line: Line = lambda text: None,
-    show: Callable[[list[Card]], None] = lambda cards: None,
+    show: Callable[[Card, int, int], None] = lambda card, done, total: None,
     again: bool = False,
     seconds: float = 2.0,
     budget: Budget | None = None,
 ) -> list[Card]:
-    """Make every recipe with every seed and give the cards; `show` is called with those made so far after each.
+    """Make every recipe with every seed and give the cards; `show` is told of each, and how many of how many are made.
 
     A run that fails becomes a card that says why, at once where that can be known, and the others go on. What is
     finished is never made again, and what was begun goes on where it was. `line` is told what should be known before.
@@ -131,7 +131,7 @@ def compare(
                     said=words_of_all(out),
                 )
                 cards.append(card)
-                show(list(cards))
+                show(card, len(cards), total)
             forget(common)
         if main:
             cards = time_in_turns(cards, out, say, seconds)

@@ -99,6 +99,21 @@ def render_table(cards: Sequence[Card], baseline: Card | None = None) -> "Table"
     return table
 
 
+def in_one_line(card: Card, with_seed: bool = False) -> str:
+    """What came of one run, without its time, since times compare only where all models were timed together.
+
+    >>> in_one_line(card)
+    'quantize(8): accuracy 79.5 ± 0.9 at 23.1 MB'
+    """
+    (value, error), size = score_of(card), number(card, "size")
+    told = [] if card["status"] == "ok" else [card["status"]]
+    if value is not None:
+        spread = "" if error is None else f" ± {error:.1f}"
+        told.append(f"{card['headline']} {value:.1f}{spread}" + ("" if size is None else f" at {show('size', size)}"))
+    seed = f", seed {card['seed']}" if with_seed else ""
+    return f"{given_name(card)}{seed}: {', '.join(told)}"
+
+
 def make_rows(cards: Sequence[Card], baseline: Card | None = None) -> list[Row]:
     """One row per (model, recipe, task), seeds taken together."""
     groups = group_cards(cards)
