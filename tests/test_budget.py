@@ -119,6 +119,7 @@ def test_means_over_seeds_are_compared_on_examples_and_seeds():
     unsteady = row("c", first, first - set(range(60)), first - set(range(30)))  # seeds alone could do that
     assert unsteady["scores"]["accuracy"]["value"] == worse["scores"]["accuracy"]["value"]
     assert not is_clearly_better(steady, unsteady) and not is_clearly_better(steady, steady)
+    assert is_clearly_better(row("d", set(range(2000)), set(range(2000))), row("e", set(), set()))
 
 
 def test_right_answers_are_kept_as_they_are():

@@ -44,6 +44,8 @@ def is_clearly_better(one: Card, other: Card) -> bool:
     errors = [(_example_variance(*bits), math.inf)]
     errors += [(runs["sd"] ** 2 / runs["ok"], runs["ok"] - 1) for runs in (one["runs"], other["runs"]) if runs["sd"]]
     variance = sum(error for error, _ in errors)
+    if not variance:  # one always right, the other always wrong
+        return True
     over_seeds = sum(error**2 / degrees for error, degrees in errors)  # Welch and Satterthwaite's degrees of freedom
     freedom = variance**2 / over_seeds if over_seeds else MANY
     return t_tail(gap / math.sqrt(variance), max(int(min(freedom, MANY)), 1)) < CLEAR
