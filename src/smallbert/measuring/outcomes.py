@@ -4,6 +4,7 @@ import base64
 import math
 import zlib
 from collections.abc import Sequence
+from statistics import fmean
 
 from smallbert.measuring.card import Card, number
 from smallbert.measuring.groups import standard_error
@@ -59,8 +60,8 @@ def are_paired(one: Card, other: Card) -> bool:
 
 def _example_variance(one: list[int], other: list[int]) -> float:
     """The squared error that a difference has because other examples might have been drawn."""
-    count = one[0].bit_length() - 1
-    means = [[sum(seed >> place & 1 for seed in own) / len(own) for place in range(count)] for own in (one, other)]
+    digits = [[map(int, f"{seed:b}"[1:]) for seed in own] for own in (one, other)]  # without the one in front
+    means = [[fmean(seeds) for seeds in zip(*own, strict=True)] for own in digits]
     apart = [100 * (mine - theirs) for mine, theirs in zip(*means, strict=True)]
-    mean = math.fsum(apart) / count
+    mean, count = fmean(apart), len(apart)
     return math.fsum((value - mean) ** 2 for value in apart) / max(count - 1, 1) / count
