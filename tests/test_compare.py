@@ -101,9 +101,10 @@ def test_finished_work_is_never_done_again(start, tmp_path, runs):
 
 def test_a_run_that_fails_is_a_card_and_the_others_go_on(start, tmp_path, monkeypatch):
     shown = []
-    settings = {"show": lambda cards: shown.append(len(cards))}
+    settings = {"show": lambda card, done, total: shown.append((card["status"], done, total))}
     cards = do(start, tmp_path, f"{FIRST} | drop_layers(9); identity; {FIRST}", **settings)
-    assert [card["status"] for card in cards] == ["failed", "ok", "ok"] and shown == [1, 2, 3]
+    assert [card["status"] for card in cards] == ["failed", "ok", "ok"]
+    assert shown == [("failed", 1, 3), ("ok", 2, 3), ("ok", 3, 3)]
     assert "4 layers" in cards[0]["why"] and cards[0]["scores"] is None
     assert len(load_cards(tmp_path, (MACHINERY_CHECK,))) == 3
 
