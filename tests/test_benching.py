@@ -2,17 +2,19 @@
 
 import json
 import re
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
+from rich.console import Console
 from toys import run, small, toy_task
 
 from smallbert import export
 from smallbert.bench import variants
 from smallbert.bench.run import bench, choose
 from smallbert.bench.variants import predict_variant, read_variant
-from smallbert.cli import main
+from smallbert.cli import main, progress
 from smallbert.errors import UserError
 from smallbert.measuring.disk import measure_bytes
 from smallbert.measuring.evaluate import evaluate
@@ -57,11 +59,29 @@ def test_the_table_says_what_is_multiplied(folders):
     record = bench([plain, replace(plain, name="few", runs="onnxruntime", precision=said)], lengths=[8], seconds=0)
     table, calls = bench_table(record), record["rows"][0]["repeats"]
     assert list(table.columns[1].cells) == ["torch", f"onnxruntime, {said}"]
-    assert table.caption == f"p50, p95 and p99 are of {calls} timed calls per line."
-    assert "VNNI" not in bench_table(record).caption
+    below = ["All lines: batch 1, 8 tokens, 1 thread.", f"p50, p95 and p99 are of {calls} timed calls per line."]
+    assert table.caption.splitlines() == below
     record["variants"]["few"]["exact"] = False
-    assert bench_table(record).caption.splitlines() == [table.caption, INEXACT]
+    assert bench_table(record).caption.splitlines() == [*below, INEXACT]
     assert ("onnxruntime" in record["versions"]) == (find_spec("onnxruntime") is not None)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_names_and_numbers_stay_whole_in_a_table(width, capsys, monkeypatch):
+    names = ["e5-small-sst2", "onnx", "onnx-int8-calibrated"]
+    scores, precision = {"accuracy": {"value": 91.25}}, "float32 products of 4-bit weights"
+    about = {"runs": "onnxruntime", "precision": precision, "bytes": 133.4e6, "exact": True, "scores": scores}
+    times = {"p50_ms": 12.34, "p95_ms": 123.45, "p99_ms": 133.56, "texts_per_second": 1234, "faster": 12.3}
+    setting = {"length": 128, "threads": 1, "repeats": 200}
+    rows = [{"name": name, "batch": batch, **setting, **times} for name in names for batch in (1, 8)]
+    record = {"headline": "accuracy", "rows": rows, "variants": dict.fromkeys(names, about)}
+    monkeypatch.setattr(progress, "make_console", lambda: Console(file=sys.stdout, width=width))
+    progress.Progress().show(bench_table(record))
+    shown = capsys.readouterr().out
+    lines = [line.split() for line in shown.splitlines()]
+    assert [line[0] for line in lines if line and line[-1] == "12.30x"] == [name for name in names for _ in range(2)]
+    assert max(map(len, shown.splitlines())) <= width and "…" not in shown and "All lines: 128 tokens" in shown
+    assert all({"133.4", "12.34", "133.56"} <= set(line) for line in lines if line and line[-1] == "12.30x")
 
 
 def test_scores_are_those_of_eval(folders):

@@ -7,6 +7,7 @@ from smallbert.errors import UserError
 from smallbert.measuring.budget import Budget, best, frontier
 from smallbert.measuring.card import number
 from smallbert.measuring.groups import given_name, group_cards, pick_baseline, score_of, short_names, status_of
+from smallbert.measuring.outcomes import is_clearly_better, pack, unpack
 from smallbert.recipes.recipe import Recipe
 from smallbert.report.table import make_rows
 
@@ -73,6 +74,57 @@ def test_a_tie_within_one_standard_error_goes_to_the_smaller():
     choice = best(cards)
     assert choice.card["recipe"] == "b"
     assert "a has 90.0, which is within one standard error (0.7), and b is the smaller" in choice.sentence
+
+
+def marks(right, n=2000):
+    """A card's score and right answers, where the examples of these numbers are right."""
+    share = 100 * len(right) / n
+    score = {"value": share, "stderr": 0.7, "n": n, "low": share - 1.4, "high": share + 1.4}
+    return {"scores": {"accuracy": score}, "right": pack([place in right for place in range(n)])}
+
+
+def test_a_lead_inside_the_noise_is_told():
+    """By McNemar's test where it is known what each gets right: the same lead may be noise or not."""
+    first = set(range(1800))
+    noise, sure = first - set(range(60)) | set(range(1800, 1842)), first - set(range(18))  # both 0.9 behind
+    one, two = invented_card("a", 90, 20, 8.0, **marks(first)), invented_card("b", 89, 10, 8.1, **marks(noise))
+    known = "no worse as far as 2,000 dev examples can tell"
+    alone = "a is the best of 2: accuracy 90.0 ± 0.7 at 20 MB and 8 ms"
+    assert best([one, two]).sentence == f"{alone}; b (accuracy 89.1 ± 0.7 at 10 MB and 8.1 ms) is {known}, and smaller."
+    assert best([one, invented_card("c", 89, 10, 2, **marks(sure))]).sentence == f"{alone}."
+    slow = invented_card("d", 89, 19, 9, **marks(noise))
+    assert best([one, slow]).sentence == f"{alone}; d has 89.1, {known}, but neither plainly smaller nor faster."
+    near = invented_card("e", 89, 10, 2, **marks(first - set(range(12))))  # within a standard error, and surely worse
+    assert best([one, near]).card["recipe"] == "a" and best([one, near]).sentence == f"{alone}."
+
+
+def test_without_right_answers_a_lead_beyond_one_standard_error_is_one():
+    cards = [invented_card("a", 90.0, 20), invented_card("b", 89.5, 30, 4.0), invented_card("c", 89.0, 10)]
+    told = "; b (accuracy 89.5 ± 0.7 at 30 MB and 4 ms) is within one standard error, and faster."
+    assert best(cards).sentence.endswith(told)
+    untimed = invented_card("b", 89.5, 30, None)
+    told = "; b has 89.5, within one standard error, but not plainly smaller."
+    assert best([cards[0], untimed]).sentence.endswith(told)
+
+
+def test_means_over_seeds_are_compared_on_examples_and_seeds():
+    first = set(range(1800))
+
+    def row(recipe, *rights):
+        return group_cards([invented_card(recipe, seed=seed, **marks(right)) for seed, right in enumerate(rights)])[0]
+
+    steady = row("a", first, first, first)
+    worse = row("b", *[first - set(range(place, place + 30)) for place in (0, 5, 10)])
+    assert is_clearly_better(steady, worse) and not is_clearly_better(worse, steady)
+    unsteady = row("c", first, first - set(range(60)), first - set(range(30)))  # seeds alone could do that
+    assert unsteady["scores"]["accuracy"]["value"] == worse["scores"]["accuracy"]["value"]
+    assert not is_clearly_better(steady, unsteady) and not is_clearly_better(steady, steady)
+    assert is_clearly_better(row("d", set(range(2000)), set(range(2000))), row("e", set(), set()))
+
+
+def test_right_answers_are_kept_as_they_are():
+    right = [False, False, True, True, False, True, False, False, True]
+    assert f"{unpack(pack(right)):b}" == "1001101001" and len(pack([True] * 40_000)) < 100
 
 
 def test_when_none_fits_the_nearest_is_named_with_what_it_exceeds():
@@ -162,3 +214,5 @@ def test_the_baseline_is_what_least_was_done_to():
     assert pick_baseline([small, invented_card("finetune | quantize(bits=8)", 80, 60)]) is None
     assert pick_baseline([small, {**invented_card("head | finetune", 50, 70), "status": "diverged"}]) is None
     assert pick_baseline([small, invented_card("finetune | mix_layers", 80, 20.5)]) == small
+    given = invented_card("identity", 88, 45)  # in half precision, and all that is trained from it is not
+    assert pick_baseline([invented_card("finetune", 90, 90), given]) == given

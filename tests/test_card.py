@@ -10,8 +10,18 @@ from invented import invented_card
 
 from smallbert.errors import RunError, UserError
 from smallbert.machine.facts import machine, versions
+from smallbert.measuring.budget import Budget
 from smallbert.measuring.card import FIELDS, MACHINERY_CHECK, card_key, check_card, make_card, number
-from smallbert.measuring.shelf import card_path, load_card, load_cards, load_pack, pack_cards, save_card
+from smallbert.measuring.shelf import (
+    card_path,
+    keep_budget,
+    kept_budget,
+    load_card,
+    load_cards,
+    load_pack,
+    pack_cards,
+    save_card,
+)
 from smallbert.recipes.recipe import Recipe
 
 WHOLE = Recipe("finetune").key()
@@ -159,3 +169,15 @@ def test_many_cards_fit_into_one_file(tmp_path):
     path.write_text(path.read_text(encoding="utf-8") + "{}\n", encoding="utf-8")
     with pytest.raises(UserError, match="line 4"):
         load_cards(tmp_path)
+
+
+def test_a_folder_keeps_the_budget_of_its_latest_comparison(tmp_path):
+    assert kept_budget(tmp_path) is None
+    budget = Budget.parse("size<=16.777MiB f1>=0.905")  # to the byte, though 17.6 MB is what is shown
+    keep_budget(tmp_path, budget)
+    assert kept_budget(tmp_path) == budget and load_cards(tmp_path) == []
+    keep_budget(tmp_path, None)
+    assert kept_budget(tmp_path) is None
+    (tmp_path / "compare.json").write_text("{}")
+    with pytest.raises(UserError, match="delete it"):
+        kept_budget(tmp_path)

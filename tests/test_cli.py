@@ -257,7 +257,11 @@ def test_an_onnx_file_that_disagrees_is_not_kept(refused, model, tmp_path, monke
 def test_compare_tiny(call, tmp_path):
     words = ["compare", "--tiny", "--presets", "baseline,int8,truncate6", "--out", tmp_path / "out"]
     code, out, error = call(*words)
-    assert code == 0 and out.count("MACHINERY CHECK") == 4 and "truncate6" in out  # after each of three, and at the end
+    assert code == 0 and out.count("MACHINERY CHECK") == 1 and out.count("smaller") == 1  # one table, at the end
+    lines = out.splitlines()
+    assert [line.split(": ")[:2] for line in lines[:3]] == [
+        [f"{place} of 3", name] for place, name in enumerate(("baseline", "int8", "truncate6"), 1)
+    ]
     assert "MACHINERY" not in error
     code, out, _ = call(*words, "--json")
     found = json.loads(out)
@@ -272,9 +276,19 @@ def test_compare_names_the_best_and_says_what_failed(call, model, data, tmp_path
     recipes = "finetune(epochs=8, lr=5e-3, batch=16); drop_layers({2, 9}) | finetune(epochs=8, lr=5e-3, batch=16)"
     words = ["--task", data, "--out", tmp_path, "--budget", "size<=1MB", "--seeds", "0,1"]
     code, out, error = call("compare", model, "--recipes", recipes, *words)
+    assert "1 of 6: finetune(8.0, lr=0.005, batch=16), seed 0: accuracy " in out
+    assert "of 6: drop_layers(9) | finetune(8.0, lr=0.005, batch=16), seed 1: failed" in out
     assert code == 0 and "is the best within size ≤ 1 MB" in out and "failed: drop_layers(9) | finetune: " in error
+    assert "--budget" not in out.splitlines()[-1]  # the folder knows
+    code, out, _ = call("report", tmp_path)
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert code == 0 and "size ≤ 1 MB" in out and "is the best within size ≤ 1 MB" in page
+    assert "budget: size&lt;=1MB" in page
+    code, out, _ = call("report", tmp_path, "--budget", "size<=2MB", "--json")
+    assert json.loads(out)["budget"] == "size<=2MB"
     code, _, _ = call("compare", model, "--recipes", "drop_layers(9)", "--task", data, "--out", tmp_path)
     assert code == 1  # nothing went well
+    assert json.loads(call("report", tmp_path, "--json")[1])["budget"] is None  # nor was this comparison given one
 
 
 # Everything that can be wrong.

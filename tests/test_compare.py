@@ -5,19 +5,23 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from smallbert.errors import RunError, UserError
 from smallbert.machine.files import alone_in
 from smallbert.making import compare as study
 from smallbert.making import make
 from smallbert.measuring.card import MACHINERY_CHECK
+from smallbert.measuring.disk import measure_bytes
 from smallbert.measuring.evaluate import evaluate
 from smallbert.measuring.groups import pick_baseline
+from smallbert.measuring.outcomes import unpack
 from smallbert.measuring.shelf import load_card, load_cards
 from smallbert.model.answering import in_order_of, match_labels, order_labels
 from smallbert.model.encoder import fingerprint
 from smallbert.model.folders import load_folder
 from smallbert.recipes.recipe import Recipe
+from smallbert.report import format_rows
 from smallbert.tasks.derived import cut_at, limit
 from smallbert.tiny import make_encoder, make_task
 
@@ -97,9 +101,10 @@ def test_finished_work_is_never_done_again(start, tmp_path, runs):
 
 def test_a_run_that_fails_is_a_card_and_the_others_go_on(start, tmp_path, monkeypatch):
     shown = []
-    settings = {"show": lambda cards: shown.append(len(cards))}
+    settings = {"show": lambda card, done, total: shown.append((card["status"], done, total))}
     cards = do(start, tmp_path, f"{FIRST} | drop_layers(9); identity; {FIRST}", **settings)
-    assert [card["status"] for card in cards] == ["failed", "ok", "ok"] and shown == [1, 2, 3]
+    assert [card["status"] for card in cards] == ["failed", "ok", "ok"]
+    assert shown == [("failed", 1, 3), ("ok", 2, 3), ("ok", 3, 3)]
     assert "4 layers" in cards[0]["why"] and cards[0]["scores"] is None
     assert len(load_cards(tmp_path, (MACHINERY_CHECK,))) == 3
 
@@ -229,6 +234,27 @@ def test_a_model_whose_head_can_be_scored_is_the_baseline(start, tmp_path, label
     assert saved.head.labels == (["good", "bad"] if labels[0] == "good" else ["bad", "good"])
     noted = "the head's classes bad, good are read as 0, 1" in cards[1]["trained"]["notes"]
     assert noted == (labels[0] == "0")
+
+
+def test_a_model_as_given_weighs_what_its_own_files_do(start, tmp_path):
+    """Also in half precision, where our copy of it and all that is trained from it are larger."""
+    given = tmp_path / "given"
+    make.make_one("head", start, make_task(), 0, given, kind=MACHINERY_CHECK, alone=True)
+    for name in ("encoder.json", "card.json"):
+        (given / name).unlink()
+    weights = load_file(given / "model.safetensors")
+    save_file({name: tensor.half() for name, tensor in weights.items()}, given / "model.safetensors", {"format": "pt"})
+    size = measure_bytes(given)["total"]
+    cards = do(make.start_from(str(given)), tmp_path / "out", f"quantize(8); {FIRST}")
+    assert [card["preset"] for card in cards] == [study.AS_GIVEN, None, None]
+    assert [card["model_bytes"] for card in cards] == [size] * 3
+    assert cards[0]["bytes"]["total"] == size < cards[2]["bytes"]["total"]
+    assert any(note.startswith("the files given take ") for note in cards[0]["trained"]["notes"])
+    for card in cards:
+        score = card["scores"]["accuracy"]
+        assert unpack(card["right"]).bit_count() - 1 == round(score["value"] * score["n"] / 100)
+    row = format_rows(cards)[1]
+    assert row["smaller"] == f"{size / cards[1]['bytes']['total']:.1f}x"
 
 
 def test_classes_of_other_names_are_not_scored_by_place():

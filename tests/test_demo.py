@@ -27,8 +27,16 @@ def test_demo(small, tmp_path, capsys, monkeypatch):
     assert main(["demo", "--quick", "--out", str(out), "--budget", "size<=10MB"]) == 0
     shown = capsys.readouterr().out
     count = len(demo.WAYS) + 1
-    assert count >= 7 and f"{count} of {count}:" in shown and "is the best within size ≤ 10 MB" in shown
-    assert shown.count("baseline  ") > count  # the table grows with each model
+    assert count >= 7 and "is the best within size ≤ 10 MB" in shown
+    made, table = shown.split("All of them, timed in turns:")
+    lines = [line for line in made.splitlines() if f" of {count}: " in line]  # one a model, in the order they are made
+    names = ["baseline", *(name for name, *_ in demo.WAYS)]
+    assert all(
+        line.startswith(f"{n} of {count}: {name}: ") for n, (line, name) in enumerate(zip(lines, names, strict=True), 1)
+    )
+    assert all(" MB" in line and " ms" not in line for line in lines)
+    assert "parameters" not in made.split(lines[0])[1] and table.count("parameters") == 1  # and one table, at the end
+    assert all(f"{name}  " in made and meaning in made for name, _, meaning in demo.WAYS)
     page = (out / "report" / "index.html").read_text()
     assert "<svg" in page and (out / "report" / "plot.png").is_file()
     assert len(list((out / "models").iterdir())) == count and not (out / "work").exists()

@@ -485,3 +485,30 @@ def test_the_picture_marks_the_best_layer_and_the_centre(found):
     assert all(f"{layer['score']['value']:.0f}" in written for layer in layers["layers"])
     assert shares.lines[0].get_xdata()[0] == pytest.approx(mixed["plain"]["gravity"]["mean"])
     assert len(draw({**result, "parts": ["layers"]}).axes) == 1
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 10])
+@pytest.mark.parametrize("parts", [["layers"], ["layers", "mixture"]], ids=["layers", "both"])
+def test_words_in_the_picture_neither_overlap_nor_leave_it(found, tasks, parts):
+    from smallbert.report.probe_plot import draw
+
+    _, _, layers, mixed = found  # of three layers, so that words are wider than the cells
+    stuck = {**mixed, "plain": {**mixed["plain"], "says": "uniform"}}  # its heading is longer
+    entries = [
+        {"task": f"sentence MWMW {place}", "chance": 50.0, "layers": layers, "mixture": stuck} for place in range(tasks)
+    ]
+    figure = draw({"model": "m" * 30, "layers": DEPTH - 1, "pool": "first", "parts": parts, "tasks": entries})
+    figure.set_dpi(200)
+    figure.draw_without_rendering()
+    texts = [*figure.texts]
+    for axes in figure.axes:
+        texts += [*axes.texts, *axes.get_xticklabels(), *axes.get_yticklabels()]
+    boxes = [text.get_window_extent() for text in texts]
+    assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
+    meeting = [
+        (one.get_text(), other.get_text())
+        for place, one in enumerate(texts)
+        for number, other in enumerate(texts[:place])
+        if boxes[place].overlaps(boxes[number])
+    ]
+    assert meeting == []

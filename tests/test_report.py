@@ -4,6 +4,7 @@ import io
 import json
 import random
 import re
+import sys
 from html.parser import HTMLParser
 from itertools import combinations
 
@@ -11,6 +12,7 @@ import pytest
 from invented import eight_cards, invented_card
 from rich.console import Console
 
+from smallbert.cli import progress
 from smallbert.errors import UserError
 from smallbert.measuring.budget import Budget
 from smallbert.measuring.card import MACHINERY_CHECK
@@ -18,6 +20,7 @@ from smallbert.measuring.shelf import load_cards, save_card
 from smallbert.report import format_rows, render_table, write_report
 from smallbert.report.figure import COLOURS
 from smallbert.report.plot import NARROW, WIDE, Box, Point, draw, place_labels, to_svg
+from smallbert.report.table import in_one_line
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
@@ -193,6 +196,44 @@ def test_lost_runs_and_missing_numbers_are_told(tmp_path):
     assert "b | c: one class only." in notes and "No ms for b: not asked." in notes
     assert "Not drawn: 1 of 3 models" in page.texts["figcaption"][0]
     assert "Not drawn: 2 of 3 models" in page.texts["figcaption"][1]
+
+
+@pytest.mark.parametrize(("width", "has_left"), [(80, False), (120, True)])
+def test_names_and_numbers_stay_whole_on_a_narrow_terminal(width, has_left, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "make_console", lambda: Console(file=sys.stdout, width=width))
+    cards = eight_cards()
+    cards[2] |= {"status": "diverged", "why": "no better than guessing"}
+    cards[5]["parameters"] = {**cards[5]["parameters"], "encoder": 1000, "encoder_non_zero": 300}
+    for place, card in enumerate(cards):
+        card |= {"preset": f"{place} layers, int8 arithmetic"}
+        card["scores"]["accuracy"] |= {"value": 100.0}
+        card["latency"] |= {"p50_ms": 0.1234}
+    progress.Progress().show(render_table(cards))
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= width and sum("100.0 ± 0.9" in line and "0.123" in line for line in lines) == 8
+    assert shown.count("arithmetic") == 8 and shown.count("diverged") == 1
+    assert (("% left" in shown) is has_left) and (("30.0 / " in shown) is has_left)
+
+
+def test_a_run_in_one_line():
+    card = invented_card("quantize(bits=4)", 79.6, 23.1, seed=3)
+    assert in_one_line(card) == "quantize(4): accuracy 79.6 ± 0.7 at 23.1 MB"
+    lost = {**card, "status": "diverged", "why": "x"}
+    assert in_one_line(lost, with_seed=True) == "quantize(4), seed 3: diverged, accuracy 79.6 ± 0.7 at 23.1 MB"
+    failed = invented_card("quantize(bits=4)", None, None, status="failed", why="x")
+    assert in_one_line(failed) == "quantize(4): failed"
+
+
+def test_a_baseline_larger_than_the_files_it_was_made_from_is_told(tmp_path):
+    told = "x smaller counts from finetune as it was saved here, 133 MB; the files of e5-small, which it was made from"
+    facts = {"model": "e5-small", "model_bytes": 67_700_000}
+    cards = [invented_card("finetune", 90, 133, **facts), invented_card("finetune | quantize(bits=8)", 90, 34, **facts)]
+    assert f"{told}, take 67.7 MB" in " ".join(printed(cards).split())
+    assert f"{told}, take 67.7 MB." in read(write_report(cards, tmp_path, "Half")).texts["p"]
+    assert "counts from" not in printed([{**card, "model_bytes": 130_000_000} for card in cards])
+    assert "counts from" not in printed([{**card, "model_bytes": None} for card in cards])
+    assert "counts from" not in printed(cards[:1])
 
 
 def test_tasks_get_a_section_each_and_machinery_checks_a_warning(tmp_path):

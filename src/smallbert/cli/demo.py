@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from smallbert.cli.progress import Progress
+from smallbert.cli.progress import Progress, prose
 from smallbert.errors import UserError
 from smallbert.making.compare import Entry, compare
 from smallbert.making.make import DEMO_DATA, start_from, task_from
@@ -14,6 +14,7 @@ from smallbert.measuring.budget import Budget, best
 from smallbert.measuring.card import Card
 from smallbert.recipes.recipe import Recipe
 from smallbert.report import render_table, write_report
+from smallbert.report.table import in_one_line
 from smallbert.tasks.derived import limit
 
 MODEL = "all-MiniLM-L6-v2"
@@ -86,27 +87,42 @@ def run_demo(
         if not silent:
             say.show(*things)
 
-    def show(cards: list[Card]) -> None:
-        tell(render_table(cards))
-        if len(cards) < len(entries):
-            tell(f"{len(cards) + 1} of {len(entries)}: {words[len(cards)]}")
-
-    tell(
-        f"{MODEL} has 6 layers and 22.7 million parameters. It is fine-tuned on {scale.train:,} film reviews to tell\n"
+    about = (
+        f"{MODEL} has 6 layers and 22.7 million parameters. It is fine-tuned on {scale.train:,} film reviews to tell "
         f"good ones from bad; then {len(entries) - 1} smaller models are made of it, and each is scored on "
-        f"{scale.dev:,} reviews\nthat none was trained on. This takes under {scale.minutes} minutes on two cores, and "
-        "seconds when repeated.\n"
+        f"{scale.dev:,} reviews that none was trained on. This takes under {scale.minutes} minutes on two cores, and "
+        "seconds when repeated."
     )
+    tell(prose(about), "", _what_is_made(entries, words), "")
     say("fetching model and reviews")
     start = start_from(MODEL, say.line)
     task = limit(limit(task_from(DEMO_DATA, line=say.line), scale.train), scale.dev, split="dev")
-    tell(f"1 of {len(entries)}: {words[0]}")
-    cards = compare(entries, start, task, out, command=command, say=say, show=show, seconds=scale.seconds)
-    tell("\nAll of them, timed in turns:", render_table(cards), best(cards, budget).sentence)
+    cards = compare(
+        entries,
+        start,
+        task,
+        out,
+        command=command,
+        say=say,
+        show=lambda card, done, total: tell(f"{done} of {total}: {in_one_line(card)}"),
+        seconds=scale.seconds,
+        budget=budget,
+    )
+    tell("\nAll of them, timed in turns:", render_table(cards), prose(best(cards, budget).sentence))
     say("writing the page")
     page = write_report(cards, out / "report", f"{MODEL} made small for film reviews", budget)
     tell(f"The page with plots: {page}\nThe models:          {out / 'models'}")
     return cards, page
+
+
+def _what_is_made(entries: list[Entry], words: list[str]) -> Any:
+    """The name of each model and what it means, in two columns."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    for entry, meaning in zip(entries, words, strict=True):
+        table.add_row(str(entry.preset), meaning)
+    return table
 
 
 def demo_entries(scale: Scale) -> tuple[list[Entry], list[str]]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from smallbert.cli.options import Data, Json, Kind, Label, Limits, Model, Out, Pair, Text, print_json, progress
+from smallbert.cli.options import Data, Json, Kind, Label, Model, Out, Pair, Text, print_json, progress
 from smallbert.errors import UserError
 
 
@@ -62,7 +62,9 @@ def inspect(model: Model, json: Json = False) -> None:
 def report(
     folder: Annotated[str, typer.Argument(help="A folder with cards in it, such as the --out of compare.")],
     out: Annotated[str | None, typer.Option("--out", help="Where the page goes (FOLDER/report).")] = None,
-    budget: Limits = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", help="Limits for the best model (those the comparison was given, if any).")
+    ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Write FOLDER/README.md instead, an overview of topic folders.")
     ] = False,
@@ -78,20 +80,22 @@ def report(
             return print_json({"page": str(written)}) if json else say.show(f"The overview is in {written}")
         from smallbert.measuring.budget import Budget
         from smallbert.measuring.card import MACHINERY_CHECK
-        from smallbert.measuring.shelf import load_cards
+        from smallbert.measuring.shelf import kept_budget, load_cards
         from smallbert.report import write_report
         from smallbert.report.errors import load_errors
 
-        limits = None if budget is None else Budget.parse(budget)
+        limits = kept_budget(folder) if budget is None else Budget.parse(budget)
         cards = load_cards(folder) or load_cards(folder, (MACHINERY_CHECK,))
         errors = load_errors(folder)
         models = ", ".join(dict.fromkeys(card["model"] for card in cards))
         title = f"{models}, made small" if cards else "Two models side by side"
         page = write_report(cards, out or str(Path(folder) / "report"), title, limits, errors)
         if json:
-            return print_json({"page": str(page), "cards": len(cards), "errors": len(errors)})
+            counts = {"cards": len(cards), "errors": len(errors)}
+            return print_json({"page": str(page), **counts, "budget": str(limits) if limits else None})
         told = f"{len(cards)} runs" if cards else f"{len(errors)} comparison{'s' * (len(errors) != 1)} of two models"
-        say.show(f"Report on {told}: {page}")
+        within = f", the best within {limits.in_words()}" if limits and cards else ""
+        say.show(f"Report on {told}{within}: {page}")
 
 
 def export(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -237,9 +236,10 @@ def compare(
             device=device,
             say=say,
             line=say.line,
-            show=lambda some: None if json else _show(say, some, tiny),
+            show=lambda card, done, total: None if json else _show_one(say, card, done, total, len(numbers) > 1),
             again=again,
             seconds=0.1 if tiny else 2.0,
+            budget=limits,
         )
         if json:
             print_json(_summary(cards, limits, out))
@@ -247,8 +247,7 @@ def compare(
             _show(say, cards, tiny)
             _warn(say, cards)
             _name_best(say, cards, limits, tiny)
-            asked = f" --budget {shlex.quote(budget)}" if budget else ""
-            say.show(f"Cards and models are in {out}; a page of them: smallbert report {out}{asked}")
+            say.show(f"Cards and models are in {out}; a page of them: smallbert report {out}")
     if not any(card["status"] == "ok" for card in cards):
         raise typer.Exit(1)
 
@@ -275,6 +274,12 @@ def _show(say: Progress, cards: list[Card], tiny: bool = False) -> None:
     say.show(*([BANNER] if tiny else []), render_table(cards))
 
 
+def _show_one(say: Progress, card: Card, done: int, total: int, with_seed: bool) -> None:
+    from smallbert.report.table import in_one_line
+
+    say.show(f"{done} of {total}: {in_one_line(card, with_seed)}")
+
+
 def _warn(say: Progress, cards: list[Card]) -> None:
     """Say why runs did not go well, and where they are not the whole story."""
     from smallbert.measuring.groups import short_recipes
@@ -292,10 +297,11 @@ def _warn(say: Progress, cards: list[Card]) -> None:
 
 
 def _name_best(say: Progress, cards: list[Card], limits: Budget | None, tiny: bool) -> None:
+    from smallbert.cli.progress import prose
     from smallbert.measuring.budget import best
 
     if not tiny:
-        say.show(best(cards, limits).sentence)
+        say.show(prose(best(cards, limits).sentence))
 
 
 def _summary(cards: list[Card], limits: Budget | None, out: str) -> dict[str, Any]:

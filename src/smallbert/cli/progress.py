@@ -11,6 +11,7 @@ LEAST = 2.0  # seconds; a stage that ends sooner leaves no line
 FIRST, RAREST = 30.0, 600.0  # seconds until a stage says how far it is, and at most between two such lines
 WIDTH = 120  # columns, where there is no terminal to ask
 NARROW = 100
+SAID_LEAST = ("parameters", "runs in", "p95 ms", "texts/s")  # columns that a narrow terminal has no room for
 
 
 class Progress:
@@ -102,6 +103,13 @@ class Progress:
         self.stage, self.told, self.bar = "", "", None
 
 
+def prose(text: str) -> Any:
+    """A sentence that breaks between words on a terminal; elsewhere it stays one line, to be searched and copied."""
+    from rich.text import Text
+
+    return Text(text) if sys.stdout.isatty() else text
+
+
 def make_console() -> Any:
     """A console on stdout, wide enough for a table even where stdout is a file."""
     from rich.console import Console
@@ -112,13 +120,27 @@ def make_console() -> Any:
 
 def _narrow(thing: Any, width: int) -> None:
     """Leave room for names in a narrow terminal: of a table of models, what says least is not shown there."""
-    columns = getattr(thing, "columns", [])
-    if width < NARROW and any(column.header == "model" for column in columns):
-        thing.columns = [
-            column
-            for column in columns
-            if column.header != "parameters" and (column.header != "status" or {str(c) for c in column.cells} != {"ok"})
-        ]
+    if width >= NARROW or not any(column.header == "model" for column in getattr(thing, "columns", [])):
+        return
+    all_well = any(column.header == "status" and set(map(str, column.cells)) == {"ok"} for column in thing.columns)
+    _drop(thing, {*SAID_LEAST, *["status"] * all_well})
+    if sum(map(_least_width, thing.columns)) > width:
+        _drop(thing, {"%\nleft"})
+
+
+def _drop(table: Any, headings: set[str]) -> None:
+    """Take columns out of a table, and what its caption says of them."""
+    table.columns = [column for column in table.columns if column.header not in headings]
+    said = tuple(f"{heading}: ".replace("\n", " ") for heading in headings)
+    lines = str(table.caption or "").splitlines()
+    table.caption = "\n".join(line for line in lines if not line.startswith(said)) or None
+
+
+def _least_width(column: Any) -> int:
+    """How many letters wide a column is, with room beside it, if no word in it is to be broken."""
+    texts = [str(column.header), *map(str, column.cells)]
+    parts = [part for text in texts for part in (text.splitlines() if column.no_wrap else text.split())]
+    return max(map(len, parts), default=0) + 2
 
 
 def _make_bars(stream: TextIO) -> Any:

@@ -31,7 +31,9 @@ from smallbert.making.make import (
     write_card,
 )
 from smallbert.measuring import cost
+from smallbert.measuring.budget import Budget
 from smallbert.measuring.card import RESULT, Card, card_key
+from smallbert.measuring.shelf import keep_budget
 from smallbert.model.anatomy import FAMILIES
 from smallbert.model.answering import answers_as_it_is, in_order_of
 from smallbert.model.folders import load_folder
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from smallbert.tasks import Task
 
 AS_GIVEN = "as given"
-FIRST_LOOK = 0.3  # seconds; a model's own timing is only for the growing table, all are timed in turns at the end
+FIRST_LOOK = 0.3  # seconds; a model's own timing is only a first look, all are timed in turns at the end
 
 
 class Entry(NamedTuple):
@@ -85,14 +87,16 @@ def compare(
     device: str | None = None,
     say: Say = quiet,
     line: Line = lambda text: None,
-    show: Callable[[list[Card]], None] = lambda cards: None,
+    show: Callable[[Card, int, int], None] = lambda card, done, total: None,
     again: bool = False,
     seconds: float = 2.0,
+    budget: Budget | None = None,
 ) -> list[Card]:
-    """Make every recipe with every seed and give the cards; `show` is called with those made so far after each.
+    """Make every recipe with every seed and give the cards; `show` is told of each, and how many of how many are made.
 
     A run that fails becomes a card that says why, at once where that can be known, and the others go on. What is
     finished is never made again, and what was begun goes on where it was. `line` is told what should be known before.
+    The budget decides nothing here; it is kept beside the cards for their page.
     """
     out, seeds = Path(out), list(dict.fromkeys(seeds))
     if answers_as_it_is(in_order_of(start.encoder, task), task) and all(len(entry.recipe) for entry in entries):
@@ -103,6 +107,7 @@ def compare(
     main = processes().is_main_process
     with alone_in(out) if main else nullcontext():
         if main:
+            keep_budget(out, budget)
             _give_up_early(entries, start, task, out, seeds, kind, command, say, line)
         for seed in seeds:
             common = common_beginnings([entry.recipe for entry in entries], start, task, seed, out, kind)
@@ -126,7 +131,7 @@ def compare(
                     said=words_of_all(out),
                 )
                 cards.append(card)
-                show(list(cards))
+                show(card, len(cards), total)
             forget(common)
         if main:
             cards = time_in_turns(cards, out, say, seconds)

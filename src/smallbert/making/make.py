@@ -18,7 +18,9 @@ from smallbert.machine.processes import from_main, processes
 from smallbert.making.estimate import files_read
 from smallbert.making.readme import model_readme
 from smallbert.making.run import Outcome, run_recipe
+from smallbert.measuring.budget import show
 from smallbert.measuring.card import RESULT, Card, card_key, make_card
+from smallbert.measuring.disk import measure_bytes
 from smallbert.measuring.evaluate import evaluate
 from smallbert.measuring.model import measure_model
 from smallbert.measuring.pruned import told_once
@@ -37,6 +39,7 @@ from smallbert.wheels import to_stderr
 Say = Callable[[str, int, int, str], None]
 Line = Callable[[str], None]
 DEMO_DATA = "rotten_tomatoes"
+OF_THE_RUN = ("model", "model_fingerprint", "model_bytes", "recipe", "reads", "preset", "seed", "kind")
 SHORTEST = 8  # tokens; two texts and what stands around them
 
 
@@ -160,6 +163,7 @@ def make_one(
         raise UserError(f"a seed is 0 or more, not {seed}")
     task = at_length(start, task, length)
     facts = _facts(start, recipe, task, seed, split) | {"preset": preset, "kind": kind, "command": command}
+    facts["model_bytes"] = measure_bytes(start.folder)["total"] if start.folder is not None else None
     key = card_key(**facts)
     place = find_place(out, key, alone)
     known = from_main(lambda: _known_card(place, key, alone))
@@ -176,7 +180,8 @@ def make_one(
                 held.enter_context(alone_in(place.work))
             outcome = run_recipe(recipe, start.encoder, task, seed, say=say, **settings)
             if processes().is_main_process:
-                _finish(outcome, place, facts, task, say, seconds, keep_model)
+                as_given = start.folder if not len(recipe) and not alone else None
+                _finish(outcome, place, facts, task, say, seconds, keep_model, as_given)
     except Exception as error:
         if not keep_going or isinstance(error, RunError | OSError) or is_full_disk(error) or raising(error):
             raise
@@ -220,11 +225,9 @@ def make_eval_card(
     notes += note_names(encoder.head.labels, task)
     own = load_card(about) if about.is_file() else None
     steps = " | ".join(entry["step"] for entry in encoder.history)
-    facts = _facts(start, steps or "identity", task, 0, split)
+    facts = _facts(start, steps or "identity", task, 0, split) | {"model_bytes": found["bytes"]["total"]}
     if own is not None:
-        facts |= {
-            field: own[field] for field in ("model", "model_fingerprint", "recipe", "reads", "preset", "seed", "kind")
-        }
+        facts |= {field: own[field] for field in OF_THE_RUN}
     trained = own["trained"] if own else {"steps": None, "epochs": None, "packed": None, "notes": notes}
     return make_card(**facts, **found, trained=trained, seconds=own["seconds"] if own else None, command=command)
 
@@ -257,8 +260,12 @@ def _finish(
     say: Say,
     seconds: float | None,
     keep_model: bool,
+    as_given: Path | None,
 ) -> None:
-    """Save, measure, write down; then drop what was kept for a kill, and the model too if it is not to be kept."""
+    """Save, measure, write down; then drop what was kept for a kill, and the model too if it is not to be kept.
+
+    A model that stands in a comparison `as_given` weighs what its own files do, not what our copy of it does.
+    """
     say("saving", 0, 0, "")
     made = place._replace(model=place.work / "model", card=place.work / "model" / "card.json")
     layout = save_folder(outcome.encoder, made.model)
@@ -269,6 +276,10 @@ def _finish(
     found = measure_model(outcome.encoder, made.model, task, facts["split"], say, seconds) if sound else {"notes": []}
     notes = told_once(outcome.notes, found.pop("notes"))
     notes += note_names(outcome.encoder.head.labels, task)
+    if as_given is not None and sound:
+        copy, found["bytes"] = found["bytes"], measure_bytes(as_given)
+        given, ours = (show("size", size["total"]) for size in (found["bytes"], copy))
+        notes += [f"the files given take {given}, this copy of them {ours}"]
     trained = {"steps": outcome.steps, "epochs": outcome.epochs, "packed": outcome.packed, "notes": notes}
     more = {"mixture": outcome.encoder.reading, "traces": outcome.traces}
     if sound and PLAIN in outcome.encoder.heads:

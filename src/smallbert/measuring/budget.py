@@ -9,8 +9,11 @@ from typing import NamedTuple
 from smallbert.errors import UserError
 from smallbert.measuring.card import Card, number, reason
 from smallbert.measuring.groups import group_cards, score_of, short_names, standard_error, status_of
+from smallbert.measuring.outcomes import are_paired, is_clearly_better
 from smallbert.recipes.registry import did_you_mean, known
 
+PLAINLY = 1.1  # times a size or time; a smaller gain does not make another model worth a look
+GAINS = {"smaller": "size", "faster": "latency"}
 ALIKE = 1.02  # sizes this near are one size: a few bytes of another config file decide nothing
 
 
@@ -136,6 +139,8 @@ class Choice(NamedTuple):
 def best(cards: Sequence[Card], budget: Budget | None = None) -> Choice:
     """The best headline score within the budget; within one standard error of it the smaller wins, then the faster.
 
+    The sentence says where the examples cannot tell it from another that is smaller still, or faster.
+
     >>> best(cards, Budget.parse("size<=25MB")).sentence
     'drop_layers(3) | distill is the best within size ≤ 25 MB: accuracy 88.4 at 22.1 MB and 2.2 ms.'
     """
@@ -157,20 +162,50 @@ def best(cards: Sequence[Card], budget: Budget | None = None) -> Choice:
         broken = ", and ".join(budget.why_not(near))
         return Choice(None, f"No model is{within}; the nearest is {_told(near, names)}, but {broken}.")
     top = max(fitting, key=lambda card: (_score(card), -_size(card)))
-    level = [card for card in fitting if _score(card) >= _score(top) - standard_error(top)]
+    same = [card for card in fitting if not is_clearly_better(top, card)]
+    level = [card for card in same if _score(card) >= _score(top) - standard_error(top)]
     smallest = min(map(_size, level))
     alike = [card for card in level if _size(card) <= smallest * ALIKE]
     chosen = min(alike, key=lambda card: (number(card, "latency") or float("inf"), -_score(card)))
     better = "smaller" if _size(chosen) * ALIKE < _size(top) else "faster"
-    sentence = f"{names[id(chosen)]} is the best{within}: {_told(chosen)}."
+    sentence = f"{names[id(chosen)]} is the best{within}: {_told(chosen)}"
     if chosen is not top:
-        sentence += (
-            f" {names[id(top)]} has {_score(top):.1f}, which is within one standard error ({standard_error(top):.1f}), "
-            f"and {names[id(chosen)]} is the {better} of the two."
-        )
+        sentence += f"; {names[id(top)]} has {_score(top):.1f}, which is within one standard error "
+        sentence += f"({standard_error(top):.1f}), and {names[id(chosen)]} is the {better} of the two"
+    others = [card for card in same if card is not top and card is not chosen and not is_clearly_better(chosen, card)]
+    sentence += f"{_doubt(chosen, others, names, silent=chosen is not top)}."
     if status_of(chosen) != "ok" and chosen["runs"]["ok"] < chosen["runs"]["n"]:
         sentence += f" Of its runs {status_of(chosen)}."
     return Choice(chosen, sentence)
+
+
+def _doubt(chosen: Card, others: Sequence[Card], names: dict[int, str], silent: bool) -> str:
+    """The best of the models that the examples cannot tell from the chosen one and that are smaller or faster.
+
+    Where there is none, the best of all of them, unless one that scores higher was named already (`silent`).
+    """
+    others = sorted(others, key=_score, reverse=True)
+    for card in others:
+        gains = [word for word, name in GAINS.items() if _is_plainly_less(card, chosen, name)]
+        if gains:
+            return f"; {_told(card, names)} is {_alike(chosen, card)}, and {' and '.join(gains)}"
+    if silent or not others:
+        return ""
+    known = [word for word, name in GAINS.items() if None not in (number(chosen, name), number(others[0], name))]
+    but = {0: "", 1: ", but not plainly "}.get(len(known), ", but neither plainly ") + " nor ".join(known)
+    return f"; {names[id(others[0])]} has {_score(others[0]):.1f}, {_alike(chosen, others[0])}{but}"
+
+
+def _alike(chosen: Card, card: Card) -> str:
+    """What is known of two scores that may be equal."""
+    if not are_paired(chosen, card):
+        return "within one standard error"
+    return f"no worse as far as {chosen['scores'][chosen['headline']]['n']:,} {chosen['split']} examples can tell"
+
+
+def _is_plainly_less(card: Card, other: Card, name: str) -> bool:
+    mine, theirs = number(card, name), number(other, name)
+    return mine is not None and theirs is not None and mine * PLAINLY < theirs
 
 
 def frontier(cards: Sequence[Card], x: str = "bytes", y: str = "score") -> list[Card]:

@@ -34,6 +34,7 @@ FIELDS: dict[str, Field] = {
     "kind": Field("result, or machinery check (tiny random model; its numbers mean nothing)", (str,)),
     "model": Field("name or folder of the model started from", (str,)),
     "model_fingerprint": Field("short sha256 of its weights and config", (str,)),
+    "model_bytes": Field("size on disk of that model's files as they were given", (int, _NOTHING)),
     "recipe": Field("what was done, every setting written out", (str,)),
     "reads": Field("fingerprints of the models and texts it names, if any", (str, _NOTHING)),
     "preset": Field("name of the recipe, where it has one", (str, _NOTHING)),
@@ -47,6 +48,7 @@ FIELDS: dict[str, Field] = {
     "headline": Field("the score that ranks", (str,)),
     "chance": Field("headline score of guessing, 0-100", (int, float, _NOTHING)),
     "scores": Field("metrics, 0-100, with their errors", (dict, _NOTHING), (), True),
+    "right": Field("which examples the headline counts as right, packed, where it is a share of them", (str, _NOTHING)),
     "bytes": Field(
         "size on disk of the real files",
         (dict, _NOTHING),

@@ -13,7 +13,7 @@ import numpy as np
 
 from smallbert.errors import UserError
 from smallbert.measuring.judged import Answers
-from smallbert.measuring.statistics import EXACT, FLIPS, mcnemar, sign_flip, welch
+from smallbert.measuring.statistics import CLEAR, EXACT, FLIPS, mcnemar, sign_flip, welch
 from smallbert.recipes.registry import did_you_mean
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 Facts = dict[str, Any]
 FORMAT = 1
 BINS = 10  # of confidence, equally wide
-CLEAR = 0.05  # a smaller p is called a difference
 MANY = 30  # classes, beyond which their confusion is a list of the commonest pairs, not a matrix
 
 

@@ -11,6 +11,7 @@ from smallbert.errors import UserError
 from smallbert.measuring.card import Card
 from smallbert.recipes.recipe import Recipe
 
+NOTHING = "identity"  # the recipe of a model to which nothing was done
 ALWAYS_SHOWN = ("keep", "bits")  # the dials; other settings show in a name only where they differ between rows
 
 
@@ -101,10 +102,12 @@ def short_recipes(cards: Sequence[Card]) -> list[str]:
 def pick_baseline(cards: Sequence[Card]) -> Card | None:
     """What the others are compared with: the preset `baseline`, else what least was done to, else the largest.
 
-    One that is plainly smaller than another is nothing to measure others by, so that there may be none.
+    One that is plainly smaller than another is nothing to measure others by, so that there may be none; but what all
+    others were made of always is, however few bytes its weights have.
     """
     good = [card for card in cards if card["status"] == "ok"]
     named = [card for card in good if card["preset"] == "baseline"]
+    named = named or [card for card in good if card["recipe"] == NOTHING]
     chosen = min(named or good, key=lambda card: (_steps(card["recipe"]), -_size(card)), default=None)
     return chosen if named or chosen is None or _size(chosen) >= 0.9 * max(map(_size, cards)) else None
 
@@ -130,6 +133,7 @@ def _together(members: list[Card]) -> Card:
     whys = dict.fromkeys(card["why"] for card in members if card["why"])
     mean = {name: _mean([card[name] for card in good or members]) for name in ("scores", "bytes", "parameters", "macs")}
     mean |= {name: _mean([card[name] for card in good or members]) for name in ("latency", "throughput", "seconds")}
+    mean["right"] = [card["right"] for card in good]  # of each seed
     return {**base, **mean, "why": "; ".join(whys) or None, "runs": runs}
 
 

@@ -57,6 +57,19 @@ def paired_error(task: Task, metric: str, one: Sequence[Any], other: Sequence[An
     return float(100 * apart.std(ddof=1) / len(apart) ** 0.5) if len(apart) > 1 else None
 
 
+def right_ones(task: Task, predictions: Sequence[Any], split: Split) -> list[bool] | None:
+    """Whether each prediction is right, where the task's first metric is the share of those that are; else None.
+
+    >>> right_ones(task, [1, 0, 1, 1], split)
+    [True, False, True, True]
+    """
+    if task.kind == "classify" and task.metrics[0] == "accuracy":
+        return (np.asarray(predictions) == np.asarray(split.labels)).tolist()
+    if task.kind == "answer" and task.metrics[0] == "em":
+        return (answer_values(task, predictions, split)[:, 0] == 1).tolist()
+    return None
+
+
 def wilson(right: float, count: int) -> Score:
     """A share with its Wilson interval, which stays inside 0-100 and is never empty.
 

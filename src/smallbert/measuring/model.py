@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from smallbert.measuring import cost
 from smallbert.measuring.evaluate import Say, evaluate
+from smallbert.measuring.metrics import right_ones
+from smallbert.measuring.outcomes import pack
 from smallbert.measuring.pruned import note_zeros
 from smallbert.model.encoder import Encoder
 from smallbert.texts.data import usable_length
@@ -32,4 +34,5 @@ def measure_model(
     say("measuring its speed" if seconds is not None else "measuring its size", 0, 0, "")
     costs = cost.measure(encoder, folder, min(length, COST_LENGTHS.get(task.kind, COST_LENGTH)), seconds=seconds)
     notes = [*(f"{split}: {note}" for note in found["notes"]), *note_zeros(costs)]
-    return {"scores": found["scores"], **costs, "notes": notes}
+    right = right_ones(task, found["predictions"], task.split(split))
+    return {"scores": found["scores"], "right": right and pack(right), **costs, "notes": notes}

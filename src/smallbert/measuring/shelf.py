@@ -1,4 +1,4 @@
-"""Cards as files: one a piece of work, or many packed into one file."""
+"""Cards as files: one a piece of work, or many packed into one file; and the budget that they were compared under."""
 
 import json
 import re
@@ -7,10 +7,12 @@ from pathlib import Path
 
 from smallbert.errors import RunError, UserError
 from smallbert.machine.files import write_json, write_text
+from smallbert.measuring.budget import Budget, Limit
 from smallbert.measuring.card import RESULT, Card, card_key, check_card, ordered
 from smallbert.recipes.recipe import Recipe
 
 PACK = "cards.jsonl"
+COMPARISON = "compare.json"
 
 
 def card_path(folder: Path | str, key: str) -> Path:
@@ -39,7 +41,8 @@ def _read_card(text: str, where: str) -> Card:
     """A card with its recipe as today's would say it: a setting that came later has its default, a place none."""
     try:
         card = json.loads(text, parse_constant=_refuse_constant)
-        card.setdefault("reads", None)  # which older cards do not have
+        for later in ("reads", "model_bytes", "right"):  # which older cards do not have
+            card.setdefault(later, None)
         check_card(card)
         with suppress(UserError):  # a recipe that cannot be read any more stays as it is
             card["recipe"] = Recipe(card["recipe"]).key()
@@ -89,6 +92,25 @@ def load_pack(path: Path | str) -> dict[str, Card]:
         card = _read_card(line, f"{path}, line {place},")
         found[card_key(**card)] = card
     return found
+
+
+def keep_budget(folder: Path | str, budget: Budget | None) -> None:
+    """Write down beside the cards of a comparison which budget it was given, so that its page need not be told."""
+    limits = None if budget is None else [limit._asdict() for limit in budget.limits]
+    if kept_budget(folder) != budget or not (Path(folder) / COMPARISON).is_file():
+        write_json(Path(folder) / COMPARISON, {"compare": 1, "budget": limits})
+
+
+def kept_budget(folder: Path | str) -> Budget | None:
+    """The budget that the latest comparison in this folder was given, if there was one."""
+    path = Path(folder) / COMPARISON
+    if not path.is_file():
+        return None
+    try:
+        limits = json.loads(path.read_text(encoding="utf-8"))["budget"]
+        return None if limits is None else Budget(tuple(Limit(**limit) for limit in limits))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} cannot be read ({error}); delete it, and give the report a --budget") from error
 
 
 def _looks_like_card(path: Path) -> bool:

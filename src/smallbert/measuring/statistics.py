@@ -8,6 +8,7 @@ from statistics import NormalDist, fmean, stdev, variance
 from typing import NamedTuple
 
 Z = NormalDist().inv_cdf(0.975)  # a 95 % interval reaches so many standard errors to each side
+CLEAR = 0.05  # a smaller p is called a difference
 EXACT = 14  # up to so many pairs every way to flip their signs is tried
 FLIPS = 20_000  # with more pairs, so many ways are drawn
 

@@ -8,39 +8,60 @@ from typing import Any
 from smallbert.onnxfile.exactness import INEXACT
 from smallbert.report.figure import COLOURS, font_name, new_figure, strip_frame, to_png
 
+WORDS = ("model", "runs in")
 HEADINGS = (
-    *("model", "runs in", "MB", "score", "batch", "tokens", "threads"),
+    *(*WORDS, "MB", "score", "batch", "tokens", "threads"),
     *("p50 ms", "p95 ms", "p99 ms", "texts/s", "faster"),
 )
+SETTINGS = ("batch", "tokens", "threads")
 
 
 def bench_table(record: dict[str, Any]) -> Any:
-    """A line for every model at every setting."""
+    """A line for every model at every setting; a setting that is the same everywhere stands below the table."""
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=_caption(record), caption_justify="left")
-    scored = record["headline"] is not None
-    headings = [name for name in HEADINGS if name != "score" or scored]
-    for name in headings:
+    rows = [_cells(row, record) for row in record["rows"]]
+    alike = {name: rows[0][name] for name in SETTINGS if len({row[name] for row in rows}) == 1}
+    hidden = {*alike, *(() if record["headline"] else ("score",))}
+    looks: dict[str, Any] = {"pad_edge": False, "collapse_padding": True, "caption_justify": "left"}
+    table = Table(box=box.SIMPLE_HEAD, caption=_caption(record, alike), **looks)
+    for name in (name for name in HEADINGS if name not in hidden):
         heading = record["headline"] if name == "score" else name
-        table.add_column(heading, justify="left" if name in HEADINGS[:2] else "right", overflow="fold")
-    for row in record["rows"]:
-        about = record["variants"][row["name"]]
-        runs = about["runs"] + (f", {about['precision']}" if about.get("precision") else "")
-        cells = [row["name"], runs, f"{about['bytes'] / 1e6:,.1f}"]
-        cells += [f"{about['scores'][record['headline']]['value']:.1f}"] if scored else []
-        cells += [str(row[name]) for name in ("batch", "length", "threads")]
-        cells += [f"{row[f'p{share}_ms']:.2f}" for share in (50, 95, 99)]
-        table.add_row(*cells, f"{row['texts_per_second']:,.0f}", f"{row['faster']:.2f}x")
+        # A name is looked for in folders and commands, so it stays whole; what runs it may take several lines.
+        table.add_column(heading, justify="left" if name in WORDS else "right", no_wrap=name != "runs in")
+    for row in rows:
+        table.add_row(*(row[name] for name in HEADINGS if name not in hidden))
     return table
 
 
-def _caption(record: dict[str, Any]) -> str:
-    """Of how many calls the percentiles are (of few, p99 is next to the slowest one), and which scores to mistrust."""
+def _cells(row: dict[str, Any], record: dict[str, Any]) -> dict[str, str]:
+    """The text under each heading, of one model at one setting."""
+    about = record["variants"][row["name"]]
+    score = f"{about['scores'][record['headline']]['value']:.1f}" if record["headline"] else ""
+    runs = about["runs"] + (f", {about['precision']}" if about.get("precision") else "")
+    settings = [str(row[name]) for name in ("batch", "length", "threads")]
+    times = [f"{row[f'p{share}_ms']:.2f}" for share in (50, 95, 99)]
+    speeds = [f"{row['texts_per_second']:,.0f}", f"{row['faster']:.2f}x"]
+    texts = [row["name"], runs, f"{about['bytes'] / 1e6:,.1f}", score, *settings, *times, *speeds]
+    return dict(zip(HEADINGS, texts, strict=True))
+
+
+def _caption(record: dict[str, Any], alike: dict[str, str]) -> str:
+    """The settings of all lines, of how many calls the percentiles are, and which scores to mistrust."""
     few, many = (choose(row["repeats"] for row in record["rows"]) for choose in (min, max))
+    # Of few calls, p99 is next to the slowest one.
     calls = f"p50, p95 and p99 are of {few:,}{'' if few == many else f' to {many:,}'} timed calls per line."
-    return calls if all(one["exact"] for one in record["variants"].values()) else f"{calls}\n{INEXACT}"
+    settings = ", ".join(_SETTING[name](value) for name, value in alike.items())
+    lines = [f"All lines: {settings}."] * bool(alike) + [calls]
+    return "\n".join([*lines, *[INEXACT] * any(not one["exact"] for one in record["variants"].values())])
+
+
+_SETTING = {
+    "batch": lambda value: f"batch {value}",
+    "tokens": lambda value: f"{value} tokens",
+    "threads": lambda value: f"{value} thread{'s' * (value != '1')}",
+}
 
 
 def draw_bench(record: dict[str, Any], path: Path | str) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # Each role has its own colour, so that the SVG can name the role where the PNG has the colour.
 COLOURS = {"ink": "#1d1c1a", "muted": "#77726a", "rule": "#e4e0d9", "accent": "#b3362b", "paper": "#fffefd"}
 COLOURS |= {"other": "#2f6690"}  # against the accent, where two are compared
+PNG_DPI = 200
 FONTS = ("Helvetica Neue", "Helvetica", "Arial", "Liberation Sans", "DejaVu Sans")
 
 
@@ -43,7 +44,7 @@ def strip_frame(axes: "Axes", grid: Literal["x", "y"] | None, title: str = "", l
 
 def to_png(figure: "Figure", path: Path | str) -> None:
     """Write a figure as a picture, whole or not at all."""
-    write_file(path, lambda aside: figure.savefig(aside, format="png", dpi=200))
+    write_file(path, lambda aside: figure.savefig(aside, format="png", dpi=PNG_DPI))
 
 
 @cache

@@ -12,7 +12,7 @@ from smallbert.measuring.groups import score_of, short_recipes
 from smallbert.report import plot
 from smallbert.report.errors import page_section
 from smallbert.report.figure import COLOURS, to_png
-from smallbert.report.table import Row, make_rows, shown_columns, task_key, three_digits
+from smallbert.report.table import Row, make_rows, note_sizes, shown_columns, task_key, three_digits
 
 PLOTS = {  # what is drawn against the score: title of the plot, title of the axis, units of a card in one of the axis
     "size": ("Smaller to the left, better to the top", "size on disk, MB", 1e6),
@@ -204,6 +204,7 @@ def _footnotes(rows: list[Row]) -> list[str]:
         if row.card["status"] == "ok":
             for key, why in row.reasons.items():
                 missing.setdefault((key, why), []).append(row.cells["model"])
+    notes += [f"{note}." for note in note_sizes(rows)]
     return notes + [f"No {key} for {', '.join(names)}: {why}." for (key, why), names in missing.items()]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from smallbert.measuring.budget import show
 from smallbert.measuring.card import Card, number, reason
 from smallbert.measuring.groups import given_name, group_cards, pick_baseline, score_of, short_names, status_of
 from smallbert.measuring.pruned import ABOUT as LEFT
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 NONE = "-"
+PLAINLY = 1.1  # times a size; a head or another tokenizer file makes less
 
 
 class Column(NamedTuple):
@@ -34,7 +36,12 @@ COLUMNS = (
     Column("seeds", "seeds", "How many seeds the score is a mean of, out of those run."),
     Column("versus", "vs baseline", "Points gained or lost against the baseline."),
     Column("megabytes", "MB", "Size on disk of the files that are needed to run the model; 1 MB is a million bytes."),
-    Column("smaller", "x smaller", "Size of the baseline divided by size of this model."),
+    Column(
+        "smaller",
+        "x smaller",
+        "MB of the baseline divided by MB of this model. A model that was trained is saved in float32, so it may be "
+        "larger than the files it was made from; a row 'as given' weighs those files themselves.",
+    ),
     Column("ms", "ms", "Measured time of one batch, median over repeated runs (p50)."),
     Column("faster", "x faster", "Time of the baseline divided by time of this model; below 1 it is slower."),
     Column("parameters", "parameters", "How many parameters the model has, embeddings and zeros included."),
@@ -75,8 +82,9 @@ def render_table(cards: Sequence[Card], baseline: Card | None = None) -> "Table"
     rows = make_rows(cards, baseline)
     columns = shown_columns(rows)
     looks: dict[str, Any] = {"pad_edge": False, "collapse_padding": True, "header_style": "bold"}
-    caption = f"% left: {LEFT}" if any(column.key == "left" for column in columns) else None
-    table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", **looks)
+    notes = [f"% left: {LEFT}"] if any(column.key == "left" for column in columns) else []
+    notes += note_sizes(rows)
+    table = Table(box=box.SIMPLE_HEAD, caption="\n".join(notes) or None, caption_justify="left", **looks)
     for column in columns:
         words = column.key in ("task", "model", "status")
         table.add_column(
@@ -89,6 +97,21 @@ def render_table(cards: Sequence[Card], baseline: Card | None = None) -> "Table"
             style="red" if bad else "bold" if row.is_baseline else "",
         )
     return table
+
+
+def in_one_line(card: Card, with_seed: bool = False) -> str:
+    """What came of one run, without its time, since times compare only where all models were timed together.
+
+    >>> in_one_line(card)
+    'quantize(8): accuracy 79.5 ± 0.9 at 23.1 MB'
+    """
+    (value, error), size = score_of(card), number(card, "size")
+    told = [] if card["status"] == "ok" else [card["status"]]
+    if value is not None:
+        spread = "" if error is None else f" ± {error:.1f}"
+        told.append(f"{card['headline']} {value:.1f}{spread}" + ("" if size is None else f" at {show('size', size)}"))
+    seed = f", seed {card['seed']}" if with_seed else ""
+    return f"{given_name(card)}{seed}: {', '.join(told)}"
 
 
 def make_rows(cards: Sequence[Card], baseline: Card | None = None) -> list[Row]:
@@ -115,6 +138,21 @@ def shown_columns(rows: Sequence[Row]) -> list[Column]:
     if len(rows) == 1:  # nothing to compare it with
         hidden |= {"versus", "smaller", "faster"}
     return [column for column in COLUMNS if column.key not in hidden]
+
+
+def note_sizes(rows: Sequence[Row]) -> list[str]:
+    """Say where a baseline is larger than the files it was made from, since a user may have those in mind.
+
+    >>> note_sizes(rows)
+    ['x smaller counts from finetune as it was saved here, 134 MB; the files of e5-small, …, take 67.7 MB']
+    """
+    found = []
+    for card, name in ((row.card, row.cells["model"]) for row in rows if row.is_baseline and len(rows) > 1):
+        size, given = number(card, "size"), card["model_bytes"]
+        if size is not None and given is not None and size > PLAINLY * given:
+            saved = f"x smaller counts from {name} as it was saved here, {show('size', size)}"
+            found.append(f"{saved}; the files of {card['model']}, which it was made from, take {show('size', given)}")
+    return list(dict.fromkeys(found))
 
 
 def task_key(card: Card) -> tuple[str, str, str]:
