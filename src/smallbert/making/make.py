@@ -18,6 +18,7 @@ from smallbert.machine.processes import from_main, processes
 from smallbert.making.estimate import files_read
 from smallbert.making.readme import model_readme
 from smallbert.making.run import Outcome, run_recipe
+from smallbert.making.unfinished import check_unfinished
 from smallbert.measuring.card import RESULT, Card, card_key, make_card
 from smallbert.measuring.evaluate import evaluate
 from smallbert.measuring.model import measure_model
@@ -174,6 +175,7 @@ def make_one(
             if alone and processes().is_main_process:
                 held.callback(_remove_empty, place.work)
                 held.enter_context(alone_in(place.work))
+                check_unfinished(place.work, recipe, start, task, seed)
             outcome = run_recipe(recipe, start.encoder, task, seed, say=say, **settings)
             if processes().is_main_process:
                 _finish(outcome, place, facts, task, say, seconds, keep_model)
