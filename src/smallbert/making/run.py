@@ -158,8 +158,16 @@ def run_recipe(
     if phases and not outcome.diverged and task is not None and judge:
         given = None if outcome.steps and learned else encoder
         outcome.diverged, note = judge_result(outcome.encoder, given, task, seed, limit, say)
+        if outcome.diverged and outcome.steps:  # after two steps the same means less than after two thousand
+            outcome.diverged = f"{_duration(outcome)}, {outcome.diverged}"
         outcome.notes += [note] if note else []
     return outcome
+
+
+def _duration(outcome: Outcome) -> str:
+    """How long a model was trained, such as "after 2 training steps (0.12 epochs)"."""
+    many = ["s" if number != 1 else "" for number in (outcome.steps, outcome.epochs)]
+    return f"after {outcome.steps:,} training step{many[0]} ({outcome.epochs:.3g} epoch{many[1]})"
 
 
 def _look_ahead(
