@@ -25,7 +25,7 @@ from smallbert.making.likeness import history_after, same_work, texts_so_far
 from smallbert.measuring.collapse import judge_result
 from smallbert.measuring.cost import size_in_words
 from smallbert.methods import METHODS, Method
-from smallbert.model.answering import in_order_of
+from smallbert.model.answering import in_order_of, note_pairs
 from smallbert.model.encoder import Encoder, fingerprint
 from smallbert.model.quantised import stored_parts
 from smallbert.model.surgery import lost_heads
@@ -235,6 +235,8 @@ def _run_phase(
         outcome.epochs += steps / phase.steps_an_epoch if steps else phase.settings.epochs
         outcome.packed |= phase.packed
         outcome.diverged = phase.diverged
+        if setting.task is not None and is_of_task(methods):
+            note_pairs(encoder, setting.task)
     else:
         for method in phase.methods:
             method.fits(phase, 0)
