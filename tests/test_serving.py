@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -559,6 +560,9 @@ def test_a_real_process(exports):
             answer.begin()
             assert answer.status == 400 and answer.headers["content-type"] == "application/json"
             assert "not a readable HTTP request" in json.loads(answer.read())["error"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+            told = page.read().decode()
+        assert 'requests_total{path="other",status="400"} 1\n' in told
         taken = subprocess.run(
             [sys.executable, "-m", "smallbert", "serve", str(exports()), "--port", str(port)],
             capture_output=True,

@@ -181,6 +181,7 @@ def make_app(model: Model, limits: Limits | None = None) -> FastAPI:
     }
     for path, method in ROUTES.items():
         app.add_api_route(path, does[path], methods=["GET", "HEAD"] if method == "GET" else [method])
+    app.state.metrics = service.metrics  # for what is refused before it comes here
     app.add_middleware(Counting, metrics=service.metrics)
     app.add_exception_handler(Refusal, _refuse)
     app.add_exception_handler(HTTPException, _unknown)
