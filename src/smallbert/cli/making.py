@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -219,28 +220,35 @@ def compare(
 
         entries = study.read_entries(presets, recipes)
         if tiny:
-            start, read = study.tiny_setting(model, say.line)
+            groups = study.tiny_settings(entries, model, say.line)
         else:
             columns = {"text": text, "pair": pair, "label": label, "kind": kind}
             read = make.task_from(str(task), data, examples, say.line, **columns)
-            start = make.start_from(str(model), say.line)
+            groups = [(entries, make.start_from(str(model), say.line), read)]
         out = out or ("smallbert-tiny" if tiny else "smallbert-compare")
-        cards = study.compare(
-            entries,
-            start,
-            read,
-            out,
-            seeds=numbers,
-            length=length,
-            kind=MACHINERY_CHECK if tiny else RESULT,
-            command=COMMAND.get(),
-            device=device,
-            say=say,
-            line=say.line,
-            show=lambda some: None if json else _show(say, some, tiny),
-            again=again,
-            seconds=0.1 if tiny else 2.0,
-        )
+        cards: list[Card] = []
+
+        def show(before: list[Card], made: list[Card]) -> None:
+            if not json:
+                _show(say, before + made, tiny)
+
+        for some, start, read in groups:
+            cards += study.compare(
+                some,
+                start,
+                read,
+                out,
+                seeds=numbers,
+                length=length,
+                kind=MACHINERY_CHECK if tiny else RESULT,
+                command=COMMAND.get(),
+                device=device,
+                say=say,
+                line=say.line,
+                show=partial(show, list(cards)),
+                again=again,
+                seconds=0.1 if tiny else 2.0,
+            )
         if json:
             print_json(_summary(cards, limits, out))
         else:

@@ -70,12 +70,13 @@ def start_from(name: str, line: Line = to_stderr) -> Start:
     return Start(load_folder(folder), called, model_fingerprint(folder), folder)
 
 
-def tiny_start(family: str = "bert") -> Start:
-    """A tiny random encoder to check machinery with, of as many layers as BERT-base, so that every preset fits it."""
-    from smallbert.tiny import make_encoder
+def tiny_start(family: str = "bert", wide: bool = False) -> Start:
+    """A tiny random encoder to check machinery with, of as many layers as BERT-base; `wide`, all presets fit it."""
+    from smallbert.tiny import make_encoder, wide_shape
 
-    encoder = make_encoder(family, **{FAMILIES[family].count: 12})
-    return Start(encoder, f"tiny random {family}", fingerprint(encoder))
+    encoder = make_encoder(family, **{FAMILIES[family].count: 12, **(wide_shape(family) if wide else {})})
+    name = f"random {family}, {encoder.width} wide" if wide else f"tiny random {family}"
+    return Start(encoder, name, fingerprint(encoder))
 
 
 def task_from(
