@@ -272,6 +272,17 @@ def test_compare_tiny(call, tmp_path):
     assert code == 0 and "replaces all-MiniLM-L6-v2" in error
 
 
+@pytest.mark.slow
+def test_compare_tiny_of_presets_that_ask_for_more(call, tmp_path):
+    words = ["compare", "--tiny", "--presets", "minibert,truncate6", "--out", tmp_path / "out"]
+    code, out, error = call(*words)
+    assert code == 0 and "minibert" in out and "random one 384 wide" in error and "failed" not in out
+    found = json.loads(call(*words, "--json")[1])
+    assert [card["preset"] for card in found["cards"]] == ["truncate6", "minibert"]
+    assert [card["status"] for card in found["cards"]] == ["ok", "ok"]
+    assert call("report", tmp_path / "out")[0] == 0
+
+
 def test_compare_names_the_best_and_says_what_failed(call, model, data, tmp_path):
     recipes = "finetune(epochs=8, lr=5e-3, batch=16); drop_layers({2, 9}) | finetune(epochs=8, lr=5e-3, batch=16)"
     words = ["--task", data, "--out", tmp_path, "--budget", "size<=1MB", "--seeds", "0,1"]

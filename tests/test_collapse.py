@@ -53,7 +53,7 @@ def test_a_trained_encoder_is_judged_on_a_sample_of_its_own_examples(kind, monke
     monkeypatch.setitem(collapse.COLLAPSES, kind, lambda task, guess, rows: seen.append(len(rows)) or "because")
     monkeypatch.setitem(collapse.SAMPLE, kind, 7)
     outcome = run("train(epochs=1, batch=8)", small(), task)
-    assert outcome.diverged == "on a sample of train, because" and seen == [7]
+    assert outcome.diverged == "after 5 training steps (1 epoch), on a sample of train, because" and seen == [7]
     assert find_collapse(outcome.encoder, task, 0, 64) == "on a sample of train, because"
 
 
@@ -67,8 +67,17 @@ def test_what_was_destroyed_without_training_is_called_diverged(learned, splits)
     whole = toy_task("classify")
     task = replace(whole, splits={name: whole.splits[name] for name in splits})
     assert run("quantize(8)", learned, task).diverged == ""
-    assert f"on a sample of {splits[0]}, " in run("prune(0.01)", learned, task).diverged
+    assert run("prune(0.01)", learned, task).diverged.startswith(f"on a sample of {splits[0]}, ")  # and of no steps
     assert run("head", learned, task).diverged == ""  # a new one, of which nothing was to be expected
+
+
+def test_how_briefly_was_trained_is_said_of_all_phases_together(learned, tmp_path):
+    """Two steps that taught nothing are no divergence that anyone must look into, and who reads the reason sees it."""
+    for _ in range(2):  # the second time all phases are taken over
+        outcome = run("train(epochs=0.2, lr=1e-9) | train(epochs=0.1, lr=1e-9)", small(), toy_task(), work=tmp_path)
+        assert outcome.diverged.startswith("after 2 training steps (0.3 epochs), on a sample of train, ")
+    outcome = run("train(epochs=1, lr=1e-9) | prune(0.01)", learned, toy_task("classify"))
+    assert outcome.diverged.startswith("after 2 training steps (1 epoch), on a sample of train, ")
 
 
 def test_what_was_given_without_having_learned_is_not_blamed_on_the_recipe():

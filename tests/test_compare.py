@@ -70,6 +70,24 @@ def test_common_beginning_is_trained_once_and_changes_nothing(start, tmp_path, r
     assert not (tmp_path / "many" / "work").exists()
 
 
+def test_a_tiny_check_has_a_wider_model_for_what_asks_for_more():
+    """Only for that: everything else is still checked in seconds."""
+    said: list[str] = []
+    entries = study.read_entries("baseline, minilm, zhao48, half, bilstm-tiny")
+    (narrow, start, task), (wide, other, short) = study.tiny_settings(entries, "bert", said.append)
+    assert [entry.preset for entry in narrow] == ["baseline", "half"] and start.encoder.width == 16
+    assert [entry.preset for entry in wide] == ["minilm", "zhao48", "bilstm-tiny"] and other.encoder.width == 384
+    assert len(short.split("train")) < len(task.split("train")) and short.name != task.name
+    (line,) = said
+    assert "what minilm, zhao48, bilstm-tiny would make is larger than a model 16 wide" in line
+    said.clear()
+    for presets, recipes in (("baseline,reweighted", None), ("half", "drop_layers(99)")):  # which no width helps
+        (only,) = study.tiny_settings(study.read_entries(presets, recipes), "distilbert", said.append)
+        assert len(only[0]) == 2 and only[1].encoder.width == 16 and not said
+    ((_, start, _),) = study.tiny_settings(study.read_entries("minilm"), "distilbert", said.append)
+    assert start.encoder.width == 384 and start.name == "random distilbert, 384 wide"
+
+
 def test_two_of_them_do_not_share_a_folder_and_what_lacks_its_model_is_made_again(start, tmp_path, runs):
     with alone_in(tmp_path), pytest.raises(UserError, match="is in use by another run"):
         do(start, tmp_path, FIRST)

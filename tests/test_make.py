@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from smallbert.model.folders import save_folder
 from smallbert.model.quantised import stored_parts
 from smallbert.recipes.recipe import Recipe
 from smallbert.tiny import make_encoder, make_task
+from smallbert.training import loop
 
 RECIPE = "finetune(epochs=0.2, batch=8)"
 SHORT = "train(epochs=0.2, batch=8)"
@@ -46,6 +49,77 @@ def test_a_kill_while_measuring_leaves_nothing_in_the_way(tmp_path, monkeypatch)
         card = one(tmp_path / "out", alone=True)
     assert load_card(tmp_path / "out" / "card.json") == card
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def interrupted(out, recipe, monkeypatch, **settings):
+    """Begin a run and interrupt the second step of its last phase, of nine."""
+
+    def take(phase, batches):
+        loss = real(phase, batches)
+        if phase.total == 9 and phase.step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return loss
+
+    real = loop.take_step
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(loop, "take_step", take)
+        alone(out, recipe, **settings)
+
+
+def alone(out, recipe, task=None, seed=0, **settings):
+    settings |= {"kind": MACHINERY_CHECK, "seconds": None, "alone": True}
+    return make.make_one(recipe, make.tiny_start("bert"), task or make_task(), seed, out, **settings)
+
+
+LATER = "train(epochs=0.36, batch=8)"
+OTHERS = [
+    ("train(epochs=0.1)", {}, r"phase-1\.checkpoint holds .*'head \| train\(0.36, batch=8\)', at step 2 of 9"),
+    ("identity", {}, "holds training of other work"),
+    (f"{RECIPE} | drop_layers(2) | {LATER}", {}, r"phase-3\.checkpoint holds .*drop_layers\(3\).* step 2 of 9"),
+    (f"{RECIPE} | drop_layers(3) | {LATER}", {"seed": 1}, "another seed and 'head"),
+    (f"{RECIPE} | drop_layers(3) | {LATER}", {"task": make_task(seed=1)}, "other data and 'head"),
+    (f"{RECIPE} | drop_layers(3) | {LATER}", {"length": 9}, "other data and another length and 'head"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "settings", "told"), OTHERS, ids=range(len(OTHERS)))
+def test_what_was_interrupted_is_not_lost_to_other_work(recipe, settings, told, tmp_path, monkeypatch):
+    begun = LATER if recipe.startswith("train") else f"{RECIPE} | drop_layers(3) | {LATER}"
+    interrupted(tmp_path / "out", begun, monkeypatch)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=told):
+        alone(tmp_path / "out", recipe, **settings)
+    assert sorted(tmp_path.rglob("*")) == before
+    card = alone(tmp_path / "out", begun)
+    assert "went on from a checkpoint at step 2" in card["trained"]["notes"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_other_work_by_the_same_recipe_is_told_by_what_it_reads(tmp_path, monkeypatch):
+    def teacher(seed):
+        shutil.rmtree(tmp_path / "teacher", ignore_errors=True)
+        save_folder(run("head", make_encoder(seed=seed), make_task()).encoder, tmp_path / "teacher")
+        return f"distill(teacher={str(tmp_path / 'teacher')!r}) + {LATER}"
+
+    interrupted(tmp_path / "out", teacher(0), monkeypatch)
+    with pytest.raises(UserError, match="other files that it reads and 'head"):
+        alone(tmp_path / "out", teacher(1))
+
+
+def test_a_finished_beginning_is_taken_over_by_other_work_and_what_is_deleted_stands_in_no_way(tmp_path, monkeypatch):
+    interrupted(tmp_path / "out", f"{RECIPE} | drop_layers(3) | {LATER}", monkeypatch)
+    shutil.rmtree(tmp_path / ".out.work" / "phase-3.checkpoint")
+    taken = []
+    monkeypatch.setattr(loop, "take_step", lambda p, b, real=loop.take_step: taken.append(p.total) or real(p, b))
+    alone(tmp_path / "out", f"{RECIPE} | drop_layers(2) | {LATER}")
+    assert taken == [9] * 9
+
+
+def test_what_is_left_and_cannot_be_read_stands_in_no_way(tmp_path):
+    for name, text in (("phase-1/phase.json", "[]"), ("phase-2.checkpoint/state.json", '{"key"')):
+        (tmp_path / ".out.work" / name).parent.mkdir(parents=True)
+        (tmp_path / ".out.work" / name).write_text(text)
+    assert alone(tmp_path / "out", RECIPE)["status"] == "ok"
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_training(tmp_path, monkeypatch):

@@ -220,8 +220,12 @@ def overwrite(file: Path) -> None:
     file.write_bytes(b"\xff\x00[]")
 
 
+def no_object(file: Path) -> None:
+    file.write_text("[]")
+
+
 @pytest.mark.parametrize("file", ["state.safetensors", "state.json"])
-@pytest.mark.parametrize("damage", [cut, overwrite, Path.unlink])
+@pytest.mark.parametrize("damage", [cut, overwrite, no_object, Path.unlink])
 def test_a_broken_checkpoint_is_survived(file, damage, tmp_path):
     with killed_at(3):
         run(LONG, small(), TASK, work=tmp_path, pause=0.0)
@@ -234,11 +238,12 @@ def test_a_broken_checkpoint_is_survived(file, damage, tmp_path):
         assert "the last checkpoint was incomplete, so the phase started again" in anew.notes
 
 
+@pytest.mark.parametrize("damage", [cut, no_object])
 @pytest.mark.parametrize("file", ["model.safetensors", "phase.json", "encoder.json"])
-def test_a_broken_finished_phase_is_done_again(file, tmp_path):
+def test_a_broken_finished_phase_is_done_again(file, damage, tmp_path):
     first = run(SHORT, small(), TASK, work=tmp_path)
     (found,) = tmp_path.rglob(file)
-    cut(found)
+    damage(found)
     with counted() as taken:
         second = run(SHORT, small(), TASK, work=tmp_path)
     assert len(taken) == 3 and is_same_state(first.encoder, second.encoder)

@@ -5,13 +5,16 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +32,7 @@ from smallbert.bench.run import bench  # noqa: E402
 from smallbert.bench.variants import read_variant  # noqa: E402
 from smallbert.cli import main  # noqa: E402
 from smallbert.errors import UserError  # noqa: E402
+from smallbert.export import export_onnx  # noqa: E402
 from smallbert.model.folders import save_folder  # noqa: E402
 from smallbert.onnxfile import exactness  # noqa: E402
 from smallbert.onnxfile.exactness import INEXACT  # noqa: E402
@@ -256,6 +260,48 @@ def test_bad_requests(name, exports):
     answer = ask(load_model(exports(kind)), body)
     assert answer.status_code == status and answer.json().keys() == {"error"}
     assert sentence in answer.json()["error"] and "\n" not in answer.json()["error"]
+
+
+@pytest.mark.parametrize("kind", ["classify", "regress"])
+@pytest.mark.parametrize(
+    ("pairs", "taken", "refused"),
+    [
+        (True, [["a film", ""], {"question": "a", "context": "b"}], "a film"),
+        (False, ["a film", ""], ["a film", "dull"]),
+    ],
+)
+def test_a_model_takes_what_it_was_trained_on_alone(kind, pairs, taken, refused, exports, tmp_path):
+    shutil.copytree(exports(kind), tmp_path / "export")
+    about = json.loads((tmp_path / "export" / "export.json").read_text())
+    (tmp_path / "export" / "export.json").write_text(json.dumps({**about, "pairs": pairs}))
+    model, unknown = load_model(tmp_path / "export"), load_model(exports(kind))
+    assert predictions(model, taken) == predictions(unknown, taken) and predictions(unknown, [refused])
+    answer = ask(model, {"texts": [taken[0], refused]})
+    wants = "a pair of strings" if pairs else "a single string"
+    assert answer.status_code == 422
+    assert answer.json()["error"] == f"text 1 is not {wants}, as this model was trained on; nothing else is accepted"
+    assert wants in talk(model, lambda client: client.get("/")).json()["predict"]
+
+
+def test_an_export_says_what_its_head_was_trained_on(tmp_path):
+    """Also where an old head learned something new; what was never trained, or long ago, says nothing."""
+    pytest.importorskip("onnxscript")
+
+    def told(encoder):
+        number = len(list(tmp_path.iterdir()))
+        folders = tmp_path / f"model {number}", tmp_path / f"export {number}"
+        save_folder(encoder, folders[0])
+        return export_onnx(*folders)["pairs"]
+
+    single, pair, short = toy_task("classify"), toy_task("pair"), "train(epochs=1)"
+    new = run("head", small(), single).encoder
+    assert told(new) is None
+    learned = run(short, new, single).encoder
+    assert told(learned) is False and "pairs" not in new.history[-1]
+    assert told(run("quantize(8)", learned, single, judge=False).encoder) is False
+    assert told(run(f"{short} | drop_layers(1)", learned, pair).encoder) is True
+    rows = {name: replace(split, pairs=split.texts) for name, split in single.splits.items()}
+    assert told(run(short, learned, replace(single, splits=rows)).encoder) is True
 
 
 def test_unknown_routes_and_methods(exports):
@@ -514,6 +560,9 @@ def test_a_real_process(exports):
             answer.begin()
             assert answer.status == 400 and answer.headers["content-type"] == "application/json"
             assert "not a readable HTTP request" in json.loads(answer.read())["error"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+            told = page.read().decode()
+        assert 'requests_total{path="other",status="400"} 1\n' in told
         taken = subprocess.run(
             [sys.executable, "-m", "smallbert", "serve", str(exports()), "--port", str(port)],
             capture_output=True,

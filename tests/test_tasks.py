@@ -222,6 +222,51 @@ def test_kind_is_guessed_from_labels(tmp_path: Path, labels: list, kind: str) ->
     assert load_task(path).split("dev") == task.split("dev"), "the cut is always the same"
 
 
+DRAWN = [f"a film number {row} of some words" for row in range(60)]
+HALF = ["bad", "good"] * 30
+DOUBTS = [
+    (DRAWN, HALF, {}, None),
+    (
+        HALF,
+        DRAWN,
+        {},
+        "60 different labels, and 'my text' only 2: .*--text 'my label' --label 'my text'",
+    ),
+    (HALF, DRAWN, {"kind": "classify"}, None),  # who says so may have it
+    (HALF[:20], DRAWN[:20], {}, None),  # few enough for classes
+    (DRAWN, DRAWN[::-1], {}, "60 different labels, in 60 rows, most of several words"),
+    (DRAWN, [f"a premise of some words {row // 3}" for row in range(60)], {}, None),  # 20 of them
+    (DRAWN * 2, [f"a premise of some words {row // 3}" for row in range(120)], {}, "40 different labels, in 120 rows"),
+    (DRAWN, list(range(60)), {}, "a number of its own in each row: .*--kind regress"),
+    (DRAWN, list(range(60)), {"kind": "regress"}, None),
+    (DRAWN, [row // 2 for row in range(60)], {}, None),  # two examples a class, of thirty
+    (DRAWN, [f"card_{row}" for row in range(60)], {}, None),  # one of each, by names that a class may have
+    (["a", "b", "c"] * 20, [f"card_{row % 30}" for row in range(60)], {}, "30 different labels, and 'my text' only 3"),
+]
+
+
+@pytest.mark.parametrize(("texts", "labels", "given", "told"), DOUBTS, ids=range(len(DOUBTS)))
+def test_texts_and_numbers_are_not_taken_for_classes_unasked(tmp_path: Path, texts, labels, given, told) -> None:
+    rows = [{"my text": text, "my label": label} for text, label in zip(texts, labels, strict=True)]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    given = {**given, "text": "my text", "label": "my label"}
+    if told is None:
+        many = f", {len(set(labels))} different ones" if "kind" not in given else ""
+        assert many in load_task(tmp_path / "own.jsonl", **given).note
+        return
+    with pytest.raises(UserError, match=f"{told}.*classes all the same, write --kind classify"):
+        load_task(tmp_path / "own.jsonl", **given)
+
+
+def test_texts_of_a_pair_are_counted_together(tmp_path: Path) -> None:
+    rows = [{"a": "yes", "b": text, "c": number % 30} for number, text in enumerate(DRAWN)]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert len(load_task(tmp_path / "own.jsonl", text="a", pair="b", label="c").labels) == 30
+    (tmp_path / "own.jsonl").write_text("\n".join(json.dumps({**row, "b": "no"}) for row in rows))
+    with pytest.raises(UserError, match="30 different labels, in only 1 different texts"):
+        load_task(tmp_path / "own.jsonl", text="a", pair="b", label="c")
+
+
 def test_own_questions_with_answers(tmp_path: Path) -> None:
     rows = [
         {"question": "Who?", "context": f"{name} did.", "answers": {"text": [name], "answer_start": [0]}}

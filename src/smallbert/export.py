@@ -12,6 +12,7 @@ from torch import nn
 from smallbert.errors import UserError
 from smallbert.machine.files import write_folder, write_json, write_text
 from smallbert.measuring.disk import export_bytes, measure_bytes
+from smallbert.model.answering import learned_pairs
 from smallbert.model.encoder import HEAD, PLAIN, Encoder, fingerprint
 from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.heads import Head
@@ -217,6 +218,7 @@ def _export(
             "pad": encoder.backbone.config.pad_token_id or 0,
             "labels": head.labels if head else [],
             "kind": head and head.kind,
+            "pairs": learned_pairs(encoder),
             "model": fingerprint(encoder),
             "precision": arithmetic(small),
             "calibrated": calibrate and calibrate.fingerprint,

@@ -67,6 +67,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 
+# As wide as the widest student of a preset that is cut out of its teacher, with as many heads and inner neurons.
+_WIDE = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1200, "embedding_size": 128}
+_WIDE |= {"dim": 384, "n_heads": 12, "hidden_dim": 1200}  # DistilBERT's names
+
 WORDS = (
     "a the this that it film story plot acting music scene ending cast idea book food place was is seems feels looks "
     "great good lovely warm clever bright fine sweet moving sharp bad dull weak cold silly grey poor slow clumsy flat "
@@ -76,6 +80,11 @@ WORDS = (
 
 GOOD = "great good lovely warm clever bright fine sweet moving sharp".split()
 BAD = "bad dull weak cold silly grey poor slow clumsy flat".split()
+
+
+def wide_shape(family: str) -> dict[str, int]:
+    """What of a tiny encoder's config is different where students of the papers' widths are to be cut out of it."""
+    return {name: size for name, size in _WIDE.items() if name in SHAPES[family]}
 
 
 def make_task(train: int = 200, dev: int = 60, seed: int = 0) -> Task:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -218,29 +219,38 @@ def compare(
 
         entries = study.read_entries(presets, recipes)
         if tiny:
-            start, read = study.tiny_setting(model, say.line)
+            groups = study.tiny_settings(entries, model, say.line)
         else:
             columns = {"text": text, "pair": pair, "label": label, "kind": kind}
             read = make.task_from(str(task), data, examples, say.line, **columns)
-            start = make.start_from(str(model), say.line)
+            groups = [(entries, make.start_from(str(model), say.line), read)]
         out = out or ("smallbert-tiny" if tiny else "smallbert-compare")
-        cards = study.compare(
-            entries,
-            start,
-            read,
-            out,
-            seeds=numbers,
-            length=length,
-            kind=MACHINERY_CHECK if tiny else RESULT,
-            command=COMMAND.get(),
-            device=device,
-            say=say,
-            line=say.line,
-            show=lambda card, done, total: None if json else _show_one(say, card, done, total, len(numbers) > 1),
-            again=again,
-            seconds=0.1 if tiny else 2.0,
-            budget=limits,
-        )
+        cards: list[Card] = []
+
+        def show(before: int, behind: int, card: Card, done: int, total: int) -> None:
+            if not json:
+                _show_one(say, card, before + done, before + total + behind, len(numbers) > 1)
+
+        left = len(entries)
+        for some, start, read in groups:
+            left -= len(some)
+            cards += study.compare(
+                some,
+                start,
+                read,
+                out,
+                seeds=numbers,
+                length=length,
+                kind=MACHINERY_CHECK if tiny else RESULT,
+                command=COMMAND.get(),
+                device=device,
+                say=say,
+                line=say.line,
+                show=partial(show, len(cards), left * len(numbers)),
+                again=again,
+                seconds=0.1 if tiny else 2.0,
+                budget=limits,
+            )
         if json:
             print_json(_summary(cards, limits, out))
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -170,6 +171,33 @@ def tiny_setting(family: str | None = None, line: Line = to_stderr) -> tuple[Sta
         line(f"--tiny: a tiny random bert replaces {family}; for another family, write one of {', '.join(FAMILIES)}")
         family = None
     return tiny_start(family or "bert"), make_task()
+
+
+def tiny_settings(
+    entries: Sequence[Entry], family: str | None = None, line: Line = to_stderr
+) -> list[tuple[list[Entry], Start, Task]]:
+    """Which recipes to check with what: those that ask for more than the tiny model has get a wider one, and less data.
+
+    What fits neither is left to the tiny one, which says why.
+    """
+    from smallbert.tiny import make_task
+
+    start, task = tiny_setting(family, line)
+    found = look_ahead([entry.recipe for entry in entries], start.encoder, task)
+    if not (refused := [entry for entry in entries if found[entry.recipe].refused]):
+        return [(list(entries), start, task)]
+    wide, short = tiny_start(start.encoder.family, wide=True), replace(make_task(32), name="toy-short")
+    found = look_ahead([entry.recipe for entry in refused], wide.encoder, short)
+    if not (wider := [entry for entry in refused if not found[entry.recipe].refused]):
+        return [(list(entries), start, task)]
+    names = ", ".join(entry.preset or entry.recipe.brief() for entry in wider)
+    line(
+        f"--tiny: what {names} would make is larger than a model {start.encoder.width} wide, so a random one "
+        f"{wide.encoder.width} wide and {len(short.split('train'))} examples are taken for it, which takes "
+        "a minute or more a recipe"
+    )
+    rest = [entry for entry in entries if entry not in wider]
+    return [(rest, start, task), (wider, wide, short)] if rest else [(wider, wide, short)]
 
 
 def time_in_turns(cards: list[Card], out: Path, say: Say = quiet, seconds: float = 2.0) -> list[Card]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -12,6 +11,7 @@ from smallbert.errors import UserError
 from smallbert.machine.files import write_folder, write_json
 from smallbert.machine.processes import processes
 from smallbert.model.folders import load_folder, save_folder
+from smallbert.training.checkpoint import read_about
 
 if TYPE_CHECKING:
     from smallbert.making.run import Outcome
@@ -39,14 +39,11 @@ def find_finished(kept: Path, key: str, memory: dict[str, dict[str, Any]] | None
 
 def read_record(kept: Path, key: str) -> dict[str, Any] | None:
     """What was written down of a finished phase of the same work, if there is one."""
-    try:
-        saved = json.loads((kept / PHASE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return saved if _is_same(saved["key"], key) else None
+    saved = read_about(kept / PHASE)
+    return saved if saved is not None and is_same(saved["key"], key) else None
 
 
-def _is_same(saved: str, key: str) -> bool:
+def is_same(saved: str, key: str) -> bool:
     """Whether two keys are of the same work; a folder that it read and that is gone cannot have changed."""
     return saved == key or re.fullmatch(re.escape(key).replace(r"\)", rf"\){MAY_BE_GONE}"), saved) is not None
 

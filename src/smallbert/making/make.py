@@ -18,6 +18,7 @@ from smallbert.machine.processes import from_main, processes
 from smallbert.making.estimate import files_read
 from smallbert.making.readme import model_readme
 from smallbert.making.run import Outcome, run_recipe
+from smallbert.making.unfinished import check_unfinished
 from smallbert.measuring.budget import show
 from smallbert.measuring.card import RESULT, Card, card_key, make_card
 from smallbert.measuring.disk import measure_bytes
@@ -72,12 +73,13 @@ def start_from(name: str, line: Line = to_stderr) -> Start:
     return Start(load_folder(folder), called, model_fingerprint(folder), folder)
 
 
-def tiny_start(family: str = "bert") -> Start:
-    """A tiny random encoder to check machinery with, of as many layers as BERT-base, so that every preset fits it."""
-    from smallbert.tiny import make_encoder
+def tiny_start(family: str = "bert", wide: bool = False) -> Start:
+    """A tiny random encoder to check machinery with, of as many layers as BERT-base; `wide`, all presets fit it."""
+    from smallbert.tiny import make_encoder, wide_shape
 
-    encoder = make_encoder(family, **{FAMILIES[family].count: 12})
-    return Start(encoder, f"tiny random {family}", fingerprint(encoder))
+    encoder = make_encoder(family, **{FAMILIES[family].count: 12, **(wide_shape(family) if wide else {})})
+    name = f"random {family}, {encoder.width} wide" if wide else f"tiny random {family}"
+    return Start(encoder, name, fingerprint(encoder))
 
 
 def task_from(
@@ -178,6 +180,7 @@ def make_one(
             if alone and processes().is_main_process:
                 held.callback(_remove_empty, place.work)
                 held.enter_context(alone_in(place.work))
+                check_unfinished(place.work, recipe, start, task, seed)
             outcome = run_recipe(recipe, start.encoder, task, seed, say=say, **settings)
             if processes().is_main_process:
                 as_given = start.folder if not len(recipe) and not alone else None

@@ -25,7 +25,7 @@ from smallbert.making.likeness import history_after, same_work, texts_so_far
 from smallbert.measuring.collapse import judge_result
 from smallbert.measuring.cost import size_in_words
 from smallbert.methods import METHODS, Method
-from smallbert.model.answering import in_order_of
+from smallbert.model.answering import in_order_of, note_pairs
 from smallbert.model.encoder import Encoder, fingerprint
 from smallbert.model.quantised import stored_parts
 from smallbert.model.surgery import lost_heads
@@ -158,8 +158,16 @@ def run_recipe(
     if phases and not outcome.diverged and task is not None and judge:
         given = None if outcome.steps and learned else encoder
         outcome.diverged, note = judge_result(outcome.encoder, given, task, seed, limit, say)
+        if outcome.diverged and outcome.steps:  # after two steps the same means less than after two thousand
+            outcome.diverged = f"{_duration(outcome)}, {outcome.diverged}"
         outcome.notes += [note] if note else []
     return outcome
+
+
+def _duration(outcome: Outcome) -> str:
+    """How long a model was trained, such as "after 2 training steps (0.12 epochs)"."""
+    many = ["s" if number != 1 else "" for number in (outcome.steps, outcome.epochs)]
+    return f"after {outcome.steps:,} training step{many[0]} ({outcome.epochs:.3g} epoch{many[1]})"
 
 
 def _look_ahead(
@@ -227,6 +235,8 @@ def _run_phase(
         outcome.epochs += steps / phase.steps_an_epoch if steps else phase.settings.epochs
         outcome.packed |= phase.packed
         outcome.diverged = phase.diverged
+        if setting.task is not None and is_of_task(methods):
+            note_pairs(encoder, setting.task)
     else:
         for method in phase.methods:
             method.fits(phase, 0)

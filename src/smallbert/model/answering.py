@@ -115,6 +115,24 @@ def match_labels(encoder: Encoder, task: Task) -> Encoder:
     return sorted_head
 
 
+def note_pairs(encoder: Encoder, task: Task) -> None:
+    """Write into the history that the head has just learned from pairs of texts, or from texts alone.
+
+    It is no part of a plan, since it changes nothing of what the encoder says.
+    """
+    encoder.history[-1]["pairs"] = task.split("train").pairs is not None
+
+
+def learned_pairs(encoder: Encoder) -> bool | None:
+    """Whether the head learned from pairs of texts when it last learned something; None where nobody knows."""
+    for entry in reversed(encoder.history):
+        if "pairs" in entry:
+            return bool(entry["pairs"])
+        if "labels" in entry["plan"]:  # a new head
+            return None
+    return None
+
+
 def note_names(labels: Sequence[str], task: Task) -> list[str]:
     """A note where classes are matched by their places alone, though they have names."""
     if same_labels(labels, task.labels):

@@ -217,6 +217,7 @@ class Encoder(nn.Module):
                 self.hold(fact, names)
             for fact in entry.get("released", []):
                 self.release(fact)
+            self.history[-1] = {**entry, **self.history[-1]}  # what else was noted, such as that a head learned pairs
 
     def copy(self, instead: Mapping[int, Any] | None = None) -> Encoder:
         """A second encoder with the same weights that shares nothing but the tokenizer.

@@ -29,6 +29,7 @@ class Exported:
     model: str | None  # the fingerprint of what was exported
     precision: str | None  # what it multiplies
     calibrated: str | None  # the fingerprint of the task whose texts its ranges were found on
+    pairs: bool | None  # whether it learned from pairs of texts; None where nobody knows
 
     @property
     def outputs(self) -> int:
@@ -50,6 +51,7 @@ def read_exported(folder: Path) -> Exported:
         "model": isinstance(found.get("model"), str | None),
         "precision": isinstance(found.get("precision"), str | None),
         "calibrated": isinstance(found.get("calibrated"), str | None),
+        "pairs": isinstance(found.get("pairs"), bool | None),
     }
     if wrong := [name for name, is_right in right.items() if not is_right]:
         raise UserError(f'{path} has an impossible value for "{wrong[0]}": {str(found[wrong[0]])[:60]!r}; {AGAIN}')

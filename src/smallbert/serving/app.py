@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from smallbert import __version__
 from smallbert.serving.batching import Batcher
-from smallbert.serving.kinds import KINDS
+from smallbert.serving.kinds import kind_of
 from smallbert.serving.metrics import TYPE, Metrics
 from smallbert.serving.model import Model
 from smallbert.serving.requests import Refusal, read_body, read_rows
@@ -45,7 +45,7 @@ class Service:
 
     def __init__(self, model: Model, limits: Limits):
         self.model, self.limits, self.metrics = model, limits, Metrics()
-        self.kind = KINDS[model.kind]
+        self.kind = kind_of(model)
         self.held = 0  # texts under way, known only once a body was read
         self.reading = 0  # bytes of bodies that are not read to their end
         self.batcher: Batcher | None = None
@@ -76,7 +76,7 @@ class Service:
     async def _answer(self, request: Request) -> Response:
         with self._room(1):  # so that bodies of the many who are turned away are not even read
             pass
-        rows = read_rows(await self._read(request), self.model.kind, self.limits.texts)
+        rows = read_rows(await self._read(request), self.kind, self.limits.texts)
         try:
             with self._room(len(rows)):
                 async with asyncio.timeout(self.limits.seconds):
@@ -181,6 +181,7 @@ def make_app(model: Model, limits: Limits | None = None) -> FastAPI:
     }
     for path, method in ROUTES.items():
         app.add_api_route(path, does[path], methods=["GET", "HEAD"] if method == "GET" else [method])
+    app.state.metrics = service.metrics  # for what is refused before it comes here
     app.add_middleware(Counting, metrics=service.metrics)
     app.add_exception_handler(Refusal, _refuse)
     app.add_exception_handler(HTTPException, _unknown)

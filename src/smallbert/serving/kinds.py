@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from smallbert.tasks.answers import LONGEST_QUESTION, SHORTEST_WINDOW, Windows, 
 from smallbert.tasks.task import Split
 
 DIGITS = 6
+QUESTION = ("question", "context")
 OVERLAP = 128  # tokens that two windows of one context share
 
 
@@ -35,6 +36,7 @@ class Kind:
     read: Callable[[Any], Any]  # a row, or None where the value is none
     encode: Callable[[Model, list[Any]], list[Encoded]]
     tell: Callable[[Model, Encoded, list[np.ndarray]], dict[str, Any]]
+    named: frozenset[str] = frozenset()  # names by which the parts of a single row may be given
 
 
 def set_up(model: Model, direction: str = "right") -> None:
@@ -50,13 +52,26 @@ def set_up(model: Model, direction: str = "right") -> None:
     model.cutting.enable_truncation(model.length, stride=overlap, strategy="only_second")
 
 
+def kind_of(model: Model) -> Kind:
+    """The kind of a model; one whose head has learned from pairs of texts reads nothing else, or from texts alone."""
+    kind = KINDS[model.kind]
+    if kind.encode is not _encode_texts or model.pairs is None:
+        return kind
+    wants, read = ("a pair of strings", _read_pair) if model.pairs else ("a single string", _read_single)
+    return replace(kind, wants=f"{wants}, as this model was trained on", read=read)
+
+
+def _read_single(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
 def _read_text(value: Any) -> Any:
     return value if isinstance(value, str) else _read_pair(value)
 
 
 def _read_pair(value: Any) -> tuple[str, str] | None:
-    if isinstance(value, dict) and value.keys() == {"question", "context"}:
-        value = [value["question"], value["context"]]
+    if isinstance(value, dict) and value.keys() == {*QUESTION}:
+        value = [value[name] for name in QUESTION]
     whole = isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value)
     return (value[0], value[1]) if whole else None
 
@@ -150,5 +165,7 @@ KINDS: dict[str, Kind] = {
     "classify": Kind(_TEXT, _read_text, _encode_texts, _tell_class),
     "regress": Kind(_TEXT, _read_text, _encode_texts, _tell_number),
     "tag": Kind("a string, or a list of words", _read_words, _encode_words, _tell_tags),
-    "answer": Kind("a pair of strings, question and context", _read_pair, _encode_questions, _tell_answer),
+    "answer": Kind(
+        "a pair of strings, question and context", _read_pair, _encode_questions, _tell_answer, frozenset(QUESTION)
+    ),
 }

@@ -39,7 +39,7 @@ def load_model(folder: Path, threads: int = 1, length: int | None = None, unansw
     pad = whole.token_to_id(pad["content"] if isinstance(pad, dict) else pad) if pad else 0
     session = _open_session(folder / "model.onnx", threads)
     facts = (folder.resolve().name, about.kind, about.labels, most, about.inputs)
-    model = Model(*facts, pad or 0, cutting, whole, session, unanswerable, is_exact(about.precision))
+    model = Model(*facts, pad or 0, cutting, whole, session, unanswerable, about.pairs, is_exact(about.precision))
     set_up(model, settings.get("truncation_side", "right"))
     _try_out(model, folder, about)
     return model

@@ -31,6 +31,7 @@ class Model:
     whole: Tokenizer  # cuts nothing
     session: Any
     unanswerable: bool = False  # whether a question may have no answer in its context
+    pairs: bool | None = None  # whether it learned from pairs of texts; None where nobody knows
     exact: bool = True  # whether this CPU multiplies its numbers without losing any
 
     def score(self, pieces: list[Piece]) -> list[np.ndarray]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from smallbert.serving.kinds import KINDS
+from smallbert.serving.kinds import Kind
 
 
 class Refusal(Exception):
@@ -44,7 +44,7 @@ async def read_body(request: Request, most: int, seconds: float, take: Callable[
     return bytes(body)
 
 
-def read_rows(body: bytes, kind: str, most: int) -> list[Any]:
+def read_rows(body: bytes, kind: Kind, most: int) -> list[Any]:
     """The rows of a body.
 
     {"texts": ["good", "bad"]}          ->  ["good", "bad"]
@@ -59,9 +59,9 @@ def read_rows(body: bytes, kind: str, most: int) -> list[Any]:
         raise Refusal(413, f"{len(given):,} texts were given; at most {most:,} are accepted at a time")
     rows = []
     for number, value in enumerate(given):
-        row = KINDS[kind].read(value)
+        row = kind.read(value)
         if row is None:
-            raise Refusal(422, f"text {number} is not {KINDS[kind].wants}; this model accepts nothing else")
+            raise Refusal(422, f"text {number} is not {kind.wants}; nothing else is accepted")
         if not _is_text(row):
             raise Refusal(422, f"text {number} holds half a character (a lone surrogate), which is not text")
         rows.append(row)
@@ -91,14 +91,14 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _values(found: dict[str, Any], kind: str) -> list[Any]:
-    if kind == "answer" and found.keys() == {"question", "context"}:
+def _values(found: dict[str, Any], kind: Kind) -> list[Any]:
+    if kind.named and found.keys() == kind.named:
         return [found]
     if found.keys() == {"text"}:
         return [found["text"]]
     if found.keys() != {"texts"}:
         names = ", ".join(repr(name[:40]) for name in found) or "nothing"
-        other = ', or "question" and "context"' if kind == "answer" else ""
+        other = ', or "question" and "context"' if kind.named else ""
         raise Refusal(422, f'{names[:200]} was given; give either "text" or "texts"{other}, and nothing else')
     if not isinstance(found["texts"], list):
         raise Refusal(422, '"texts" must be a list; for one text write "text"')

@@ -75,7 +75,12 @@ def run_app(app: Any, bound: socket.socket, drain: int, when_ready: Callable[[st
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     settings: dict[str, Any] = {"log_level": "error", "access_log": False, "ws": "none", "server_header": False}
-    settings["http"] = type("Protocol", (AutoHTTPProtocol,), {"send_400_response": _refuse})
+
+    def refuse(protocol: Any, why: str) -> None:  # the app never hears of it, so it is counted here
+        app.state.metrics.answered("other", 400, 0.0)
+        _refuse(protocol)
+
+    settings["http"] = type("Protocol", (AutoHTTPProtocol,), {"send_400_response": refuse})
     server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=drain, backlog=BACKLOG, **settings))
 
     def stop(*_: Any) -> None:
@@ -91,7 +96,7 @@ def run_app(app: Any, bound: socket.socket, drain: int, when_ready: Callable[[st
     server.run(sockets=[bound])
 
 
-def _refuse(protocol: Any, why: str) -> None:
+def _refuse(protocol: Any) -> None:
     """What is no HTTP gets a sentence in JSON, as all that is wrong does; uvicorn's own would be plain text."""
     body = json.dumps({"error": "this is not a readable HTTP request; send one such as POST /predict"}).encode()
     head = "HTTP/1.1 400 Bad Request", "content-type: application/json", f"content-length: {len(body)}"

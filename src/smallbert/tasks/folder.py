@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from smallbert.errors import UserError
@@ -16,6 +17,8 @@ from smallbert.tasks.task import KINDS, Row, Split, Task, flat, in_order, is_bio
 
 STEMS = {"train": ("train",), "dev": ("dev", "validation", "valid", "val"), "test": ("test",)}
 HELD_OUT, SEED = 0.1, 0  # a lone file is always cut the same way
+FEW = 20  # classes, which may be those of any small file
+SHORT = 3  # words, as names of classes have at most
 
 # Names tried in this order, upper or lower case; two names side by side are a pair of texts.
 PAIRS = (
@@ -56,8 +59,13 @@ def load(path: Path, *, text: str | None, pair: str | None, label: str | None, k
     for split, group in files.items():
         check_columns(group[0], list(tables[split]), [name for name in chosen.values() if name])
     if kind is None:
-        kind = _guess_kind(tables[first][chosen["text"]], tables[first][chosen["label"]])
-        notes.append(f"kind '{kind}' guessed from the labels")
+        texts, values = tables[first][chosen["text"]], tables[first][chosen["label"]]
+        kind = _guess_kind(texts, values)
+        if kind == "classify":
+            pairs = tables[first].get(chosen["pair"]) or [""] * len(texts)
+            _doubt_classes(files[first][0], chosen, list(zip(texts, pairs, strict=True)), values)
+        many = f", {_count(values)} different ones" if kind == "classify" else ""
+        notes.append(f"kind '{kind}' guessed from the labels{many}")
     where = {split: str(group[0]) for split, group in files.items()}
     splits, labels = _encode(kind, tables, chosen, where)
     if "dev" not in splits and "train" in splits:
@@ -139,6 +147,34 @@ def _guess_kind(texts: list[Any], labels: list[Any]) -> str:
         return "classify"
     fractions = any(not value.is_integer() for value in found if math.isfinite(value))
     return "regress" if fractions and len(set(found)) > min(10, len(found) / 2) else "classify"
+
+
+def _doubt_classes(path: Path, chosen: Mapping[str, str], texts: list[tuple[Any, Any]], labels: list[Any]) -> None:
+    """Refuse to guess that labels are classes where they are plainly texts or numbers; who says so may have them."""
+    text, label, classes, different = chosen["text"], chosen["label"], _count(labels), _count(texts)
+    if classes <= FEW:
+        return
+    words = sum(len(str(value).split()) for value in labels) / len(labels)
+    swapped = f"if the two were mixed up, write --text {quote(label)} --label {quote(text)}"
+    signs = {
+        f"and '{text}' only {different:,}: {swapped}": classes > different and not chosen["pair"],
+        f"in only {different:,} different texts": classes > different,
+        f"in {len(labels):,} rows, most of several words: if it holds the texts, choose by --text and --label": (
+            4 * classes > len(labels) and words > SHORT
+        ),
+        "a number of its own in each row: if numbers are to be predicted, write --kind regress": (
+            classes == len(labels) and all(re.fullmatch(r"-?\d+", _class_name(value)) for value in labels)
+        ),
+    }
+    if sign := next((sign for sign, seen in signs.items() if seen), None):
+        raise UserError(
+            f"{path}: column '{label}' has {classes:,} different labels, {sign}; if these are classes all the same, "
+            "write --kind classify"
+        )
+
+
+def _count(values: list[Any]) -> int:
+    return len(set(map(_class_name, values)))
 
 
 def _encode(

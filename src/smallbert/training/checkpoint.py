@@ -15,6 +15,8 @@ from smallbert.machine.files import write_folder, write_json
 from smallbert.model.modelfiles import write_tensors
 from smallbert.training.phase import Phase
 
+STATE = "state.json"  # in the folder of a checkpoint
+
 
 def gather_state(phase: Phase) -> dict[str, Tensor]:
     """All training state as one dictionary of tensors, by name."""
@@ -38,20 +40,32 @@ def save_checkpoint(phase: Phase, folder: Path, key: str) -> None:
     with write_folder(folder) as aside:
         write_tensors(aside / "state.safetensors", tensors)
         about = {"step": phase.step, "total": phase.total, "key": key, "notes": phase.notes, "traces": phase.traces}
-        write_json(aside / "state.json", about)
+        write_json(aside / STATE, about)
+
+
+def read_about(file: Path) -> dict[str, Any] | None:
+    """What was written down of kept training, its key at least; None where that is not there or not whole."""
+    try:
+        about = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return about if isinstance(about, dict) and isinstance(about.get("key"), str) else None
 
 
 def load_checkpoint(phase: Phase, folder: Path, key: str) -> bool:
     """Go on from a checkpoint of the same work; False where there is none, or none that is whole."""
+    about = read_about(folder / STATE)
+    if about is not None and (about["key"] != key or about.get("total") != phase.total):
+        return False  # another recipe, another data set or another length of training
     try:
-        about = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        if about["key"] != key or about["total"] != phase.total:
-            return False  # another recipe, another data set or another length of training
-        tensors = load_file(folder / "state.safetensors")
+        tensors = load_file(folder / "state.safetensors") if about is not None else None
     except FileNotFoundError:
         return False
     except (OSError, ValueError, SafetensorError):
-        phase.notes.append("the last checkpoint was incomplete, so the phase started again")
+        tensors = None
+    if about is None or tensors is None:
+        if (folder / STATE).exists():
+            phase.notes.append("the last checkpoint was incomplete, so the phase started again")
         return False
     parts: dict[str, dict[str, Tensor]] = {"encoder": {}, "modules": {}, "optimiser": {}}
     for name, tensor in tensors.items():

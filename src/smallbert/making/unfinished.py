@@ -1,0 +1,58 @@
+"""What an interrupted run has left beside the folder that it was to fill: other work is not put over it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smallbert.errors import UserError
+from smallbert.making.finished import MAY_BE_GONE, PHASE, is_same
+from smallbert.making.likeness import beginnings, same_work
+from smallbert.recipes.recipe import Recipe
+from smallbert.texts.data import usable_length
+from smallbert.training.checkpoint import STATE, read_about
+
+if TYPE_CHECKING:
+    from smallbert.making.make import Start
+    from smallbert.tasks import Task
+
+# Where words stand in the key of a piece of work (see same_work), and what is another one where they differ.
+DIFFERENCES = {0: "another model", 1: "other data", 3: "another seed", 5: "another length"}
+
+
+def check_unfinished(work: Path, recipe: Recipe, start: Start, task: Task, seed: int) -> None:
+    """Refuse a folder in which training was interrupted that is no beginning of this work: it would be lost."""
+    files = [*work.glob(f"phase-*/{PHASE}"), *work.glob(f"phase-*/{STATE}")]
+    found = {file.parent: about for file in files if (about := read_about(file)) is not None}
+    if not found:
+        return
+    same = same_work(start.fingerprint, task, seed, usable_length(start.encoder, None, task))
+    ours = [f"{same}: {text}" for text in beginnings(recipe, start.encoder, task)]
+    others = {path: about for path, about in found.items() if not any(is_same(about["key"], key) for key in ours)}
+    if not others:
+        return
+    last, about = max(others.items(), key=lambda item: len(item[1]["key"]))
+    setting, _, text = about["key"].partition(": ")
+    pairs = list(zip(setting.split(), same.split(), strict=False))
+    unlike = [name for place, name in DIFFERENCES.items() if pairs[place:] and pairs[place][0] != pairs[place][1]]
+    if _without_reads(about["key"]) in map(_without_reads, ours):
+        unlike.append("other files that it reads")
+    step = f", at step {about['step']:,} of {about['total']:,}" if "step" in about else ""
+    raise UserError(
+        f"{last if len(others) == 1 else work} holds training of other work that was interrupted: "
+        f"{' and '.join([*unlike, repr(_brief(text))])}{step}; repeat its command to finish it, or give another --out, "
+        "or delete what is there"
+    )
+
+
+def _without_reads(text: str) -> str:
+    return re.sub(rf"(?<=\)){MAY_BE_GONE}", "", text)
+
+
+def _brief(text: str) -> str:
+    """A recipe as its user might have written it."""
+    try:
+        return Recipe(_without_reads(text)).brief()
+    except UserError:  # written by another version
+        return text
