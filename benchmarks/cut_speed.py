@@ -14,7 +14,7 @@ from typing import Any
 
 from smallbert.machine.facts import machine, versions
 from smallbert.machine.files import write_json
-from smallbert.making.make import start_from
+from smallbert.making.starting import start_from
 from smallbert.measuring.cost import count_macs, measure_latencies
 from smallbert.methods import METHODS
 from smallbert.model.encoder import Encoder

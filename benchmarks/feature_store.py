@@ -24,8 +24,8 @@ from smallbert.features.plan import plan_store
 from smallbert.features.store import KINDS, Store, open_store
 from smallbert.machine.facts import machine, versions
 from smallbert.machine.files import write_json
-from smallbert.making.make import start_from, task_from
 from smallbert.making.run import run_recipe
+from smallbert.making.starting import start_from, task_from
 from smallbert.measuring.evaluate import evaluate
 from smallbert.model.encoder import Encoder
 from smallbert.tasks import Task

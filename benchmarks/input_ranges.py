@@ -20,8 +20,8 @@ from torch import Tensor
 
 from smallbert.machine.facts import machine, versions
 from smallbert.machine.files import write_json
-from smallbert.making.make import task_from
 from smallbert.making.run import run_recipe
+from smallbert.making.starting import task_from
 from smallbert.methods.quantize import TEXTS
 from smallbert.model.anatomy import linears
 from smallbert.model.batch import Batch

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from smallbert.machine.facts import machine, versions
 from smallbert.machine.files import write_json
-from smallbert.making.make import start_from, task_from
 from smallbert.making.run import run_recipe
+from smallbert.making.starting import start_from, task_from
 from smallbert.measuring.evaluate import evaluate
 from smallbert.methods import METHODS, Method
 from smallbert.training.masks import Stacks, maskable

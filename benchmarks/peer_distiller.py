@@ -32,8 +32,8 @@ from transformers import AutoModelForSequenceClassification, get_linear_schedule
 
 from smallbert.machine.facts import machine, versions
 from smallbert.machine.files import write_json
-from smallbert.making.make import start_from, task_from
 from smallbert.making.run import run_recipe
+from smallbert.making.starting import start_from, task_from
 from smallbert.measuring.evaluate import evaluate
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import load_folder, save_folder

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from smallbert.machine.facts import machine, versions
 from smallbert.machine.files import write_json
-from smallbert.making.make import start_from, task_from
+from smallbert.making.starting import start_from, task_from
 from smallbert.methods.codebook import code_by, find_centroids, find_outliers
 from smallbert.model.anatomy import linears
 from smallbert.model.feedback import Coding, code_on, output_error, round_with_feedback

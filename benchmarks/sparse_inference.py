@@ -25,7 +25,7 @@ from transformers import BertConfig, BertModel
 
 from smallbert.machine.facts import machine, versions
 from smallbert.machine.files import write_json
-from smallbert.making.make import start_from
+from smallbert.making.starting import start_from
 from smallbert.measuring.cost import measure_latencies
 from smallbert.methods import METHODS
 from smallbert.model.anatomy import linears

@@ -31,8 +31,8 @@ from smallbert.features.asking import keep_taught
 from smallbert.features.taught import Taught
 from smallbert.machine.facts import machine, versions
 from smallbert.machine.files import write_json
-from smallbert.making.make import start_from, task_from
 from smallbert.making.run import run_recipe
+from smallbert.making.starting import start_from, task_from
 from smallbert.model.encoder import Encoder
 from smallbert.model.folders import save_folder
 from smallbert.tasks import Task

@@ -16,7 +16,7 @@ import numpy as np
 
 from smallbert.machine.facts import machine, versions
 from smallbert.machine.files import write_json
-from smallbert.making.make import start_from, task_from
+from smallbert.making.starting import start_from, task_from
 from smallbert.measuring.cost import count_parameters
 from smallbert.methods import METHODS
 from smallbert.model.encoder import Encoder

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from smallbert.errors import RunError, UserError
 from smallbert.machine.files import alone_in
 from smallbert.making import compare as study
-from smallbert.making import make
+from smallbert.making import make, starting
 from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.disk import measure_bytes
 from smallbert.measuring.evaluate import evaluate
@@ -32,7 +32,7 @@ STUDENT = f"{FIRST} | drop_layers(2) | distill + train(epochs=1, lr=1e-3)"
 @pytest.fixture(scope="module")
 def start():
     encoder = make_encoder("bert")
-    return make.Start(encoder, "tiny bert", fingerprint(encoder))
+    return starting.Start(encoder, "tiny bert", fingerprint(encoder))
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def test_a_model_whose_head_can_be_scored_is_the_baseline(start, tmp_path, label
     trained = make.run_recipe("finetune(epochs=8, lr=5e-3)", start.encoder, task).encoder
     rows = {name: replace(split, labels=[1 - n for n in split.labels]) for name, split in task.splits.items()}
     task = replace(task, labels=labels, splits=rows if labels[0] == "good" else task.splits)
-    given = make.Start(trained, "given", fingerprint(trained))
+    given = starting.Start(trained, "given", fingerprint(trained))
     entries = study.read_entries(None, "quantize(8); quantize(4)")
     cards = study.compare(entries, given, task, tmp_path, kind=MACHINERY_CHECK, seconds=0.0)
     assert [card["preset"] for card in cards] == [study.AS_GIVEN, None, None]
@@ -263,7 +263,7 @@ def test_a_model_as_given_weighs_what_its_own_files_do(start, tmp_path):
     weights = load_file(given / "model.safetensors")
     save_file({name: tensor.half() for name, tensor in weights.items()}, given / "model.safetensors", {"format": "pt"})
     size = measure_bytes(given)["total"]
-    cards = do(make.start_from(str(given)), tmp_path / "out", f"quantize(8); {FIRST}")
+    cards = do(starting.start_from(str(given)), tmp_path / "out", f"quantize(8); {FIRST}")
     assert [card["preset"] for card in cards] == [study.AS_GIVEN, None, None]
     assert [card["model_bytes"] for card in cards] == [size] * 3
     assert cards[0]["bytes"]["total"] == size < cards[2]["bytes"]["total"]

@@ -4,7 +4,7 @@ import pytest
 
 from smallbert.cli import demo, main
 from smallbert.errors import UserError
-from smallbert.making import make
+from smallbert.making import starting
 from smallbert.measuring.budget import Budget
 from smallbert.model.encoder import fingerprint
 from smallbert.tiny import make_encoder, make_task
@@ -16,7 +16,7 @@ TINY = demo.Scale(120, 40, 0.0, 1, "finetune(epochs=5, lr=5e-3, batch=16)", TRAI
 @pytest.fixture
 def small(monkeypatch):
     encoder = make_encoder("bert", num_hidden_layers=6)
-    start = make.Start(encoder, demo.MODEL, fingerprint(encoder))
+    start = starting.Start(encoder, demo.MODEL, fingerprint(encoder))
     monkeypatch.setattr(demo, "start_from", lambda name, line: start)
     monkeypatch.setattr(demo, "task_from", lambda name, line: make_task())
     monkeypatch.setattr(demo, "QUICK", TINY)

@@ -14,8 +14,8 @@ from toys import run, small, toy_task
 
 from smallbert.cli import main
 from smallbert.errors import UserError
-from smallbert.making.make import Start, start_from
 from smallbert.making.sidebyside import find_errors
+from smallbert.making.starting import Start, start_from
 from smallbert.measuring import errors
 from smallbert.measuring.judged import Answers, _count_tokens
 from smallbert.measuring.metrics import score

@@ -9,7 +9,7 @@ import torch
 from toys import daily, is_same_state, run, small, snapshot, toy_task
 
 from smallbert.errors import UserError
-from smallbert.making import make
+from smallbert.making import starting
 from smallbert.making.compare import compare, read_entries
 from smallbert.making.estimate import estimate, look_ahead, without_weights
 from smallbert.measuring.card import MACHINERY_CHECK
@@ -335,7 +335,7 @@ def test_a_comparison_says_at_once_what_does_not_fit(tmp_path, monkeypatch):
     monkeypatch.setattr(
         run, "train", lambda *some: cards.append(load_cards(tmp_path, (MACHINERY_CHECK,))) or real(*some)
     )
-    start = make.Start(small(), "small bert", fingerprint(small()))
+    start = starting.Start(small(), "small bert", fingerprint(small()))
     setting = {"kind": MACHINERY_CHECK, "seconds": 0.0, "seeds": (0, 1)}
     found = compare(read_entries(None, f"{SHORT}; {LATE}"), start, TASK, tmp_path, **setting)
     assert [(card["status"], card["why"]) for card in cards[0]] == [("failed", found[-1]["why"])] * 2
@@ -346,7 +346,7 @@ def test_a_comparison_says_at_once_what_does_not_fit(tmp_path, monkeypatch):
 @pytest.mark.parametrize("again", [False, True])
 def test_a_study_says_at_once_what_does_not_fit(again, tmp_path, trained):
     arms, _ = read_arms(f"{SHORT}; {LATE}", "fits; does not")
-    start = make.Start(made(), "small bert", fingerprint(made()))
+    start = starting.Start(made(), "small bert", fingerprint(made()))
     asked = study.Study("", ("pair",), arms, (9, 25), tmp_path, kind=MACHINERY_CHECK, named=True)
     bench, told = study.Bench(start, {"pair": TASK}), []
     results = run_study(asked, bench, line=lambda text: told.append((text, len(trained))))
@@ -365,7 +365,7 @@ def test_a_study_looks_at_what_is_not_finished_and_at_it_once(tmp_path, monkeypa
     counted, real = [], estimate.linears
     monkeypatch.setattr(estimate, "linears", lambda one: counted.append(next(one.parameters()).is_meta) or real(one))
     tasks = {name: replace(cut_at(TASK, 20), name=name) for name in ("pair", "other")}
-    bench = study.Bench(make.Start(made(), "small bert", fingerprint(made())), tasks)
+    bench = study.Bench(starting.Start(made(), "small bert", fingerprint(made())), tasks)
 
     def seen(*lengths):
         counted.clear()
@@ -397,7 +397,7 @@ def test_a_study_knows_recipes_that_can_never_run_before_the_first_run(tmp_path,
     ]
     arms, _ = read_arms("; ".join([SHORT, *never]))
     asked = study.Study("", ("pair",), arms, (9, 25), tmp_path / "out", kind=MACHINERY_CHECK)
-    bench, told = study.Bench(make.Start(made(), "small bert", fingerprint(made())), {"pair": TASK}), []
+    bench, told = study.Bench(starting.Start(made(), "small bert", fingerprint(made())), {"pair": TASK}), []
     results = run_study(asked, bench, line=lambda text: told.append(len(trained)))
     assert [result.status for result in results] == ["ok"] * 2 + ["failed"] * 2 * len(never)
     assert told == [0] * 2 * len(never) + [1, 2] and trained == ["train"] * 2

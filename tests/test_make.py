@@ -12,7 +12,7 @@ import pytest
 from toys import run
 
 from smallbert.errors import UserError
-from smallbert.making import make
+from smallbert.making import make, starting
 from smallbert.making.estimate import files_read
 from smallbert.measuring.card import MACHINERY_CHECK, card_key
 from smallbert.measuring.shelf import load_card
@@ -29,7 +29,7 @@ SHORT = "train(epochs=0.2, batch=8)"
 
 def one(out, **settings):
     return make.make_one(
-        RECIPE, make.tiny_start("bert"), make_task(), 0, out, kind=MACHINERY_CHECK, seconds=0.05, **settings
+        RECIPE, starting.tiny_start("bert"), make_task(), 0, out, kind=MACHINERY_CHECK, seconds=0.05, **settings
     )
 
 
@@ -68,7 +68,7 @@ def interrupted(out, recipe, monkeypatch, **settings):
 
 def alone(out, recipe, task=None, seed=0, **settings):
     settings |= {"kind": MACHINERY_CHECK, "seconds": None, "alone": True}
-    return make.make_one(recipe, make.tiny_start("bert"), task or make_task(), seed, out, **settings)
+    return make.make_one(recipe, starting.tiny_start("bert"), task or make_task(), seed, out, **settings)
 
 
 LATER = "train(epochs=0.36, batch=8)"
@@ -139,13 +139,13 @@ def test_what_holds_no_numbers_is_called_diverged_and_has_no_score(tmp_path, mon
 
     run_recipe = make.run_recipe
     monkeypatch.setattr(make, "run_recipe", broken)
-    card = make.make_one(f"{RECIPE} | quantize", make.tiny_start("bert"), make_task(), 0, tmp_path, seconds=None)
+    card = make.make_one(f"{RECIPE} | quantize", starting.tiny_start("bert"), make_task(), 0, tmp_path, seconds=None)
     assert card["status"] == "diverged" and "scale holds NaN" in card["why"] and not card["scores"]
 
 
 def test_a_seed_below_zero_is_refused(tmp_path):
     with pytest.raises(UserError, match="seed is 0 or more"):
-        make.make_one(RECIPE, make.tiny_start("bert"), make_task(), -1, tmp_path)
+        make.make_one(RECIPE, starting.tiny_start("bert"), make_task(), -1, tmp_path)
 
 
 def test_a_comparison_measures_what_it_starts_from(tmp_path):
@@ -154,9 +154,11 @@ def test_a_comparison_measures_what_it_starts_from(tmp_path):
     from smallbert.report import format_rows
 
     task = make_task()
-    card = make.make_one(RECIPE, make.tiny_start("bert"), task, 0, tmp_path / "given", kind=MACHINERY_CHECK, alone=True)
+    card = make.make_one(
+        RECIPE, starting.tiny_start("bert"), task, 0, tmp_path / "given", kind=MACHINERY_CHECK, alone=True
+    )
     assert card["status"] == "ok"
-    start = replace(make.start_from(str(tmp_path / "given")), name="given")
+    start = replace(starting.start_from(str(tmp_path / "given")), name="given")
     cards = compare(
         read_entries(recipes="drop_layers(2); quantize(8)"),
         start,
@@ -179,7 +181,7 @@ def test_what_is_left_of_a_pruned_model_is_told_where_a_user_looks(tmp_path):
     from smallbert.report.table import format_rows, render_table
 
     recipe, facts = "magnitude(0.1) + train(epochs=0.2, batch=8)", {"kind": MACHINERY_CHECK, "seconds": 0.05}
-    card = make.make_one(recipe, make.tiny_start("bert"), make_task(), 0, tmp_path / "out", alone=True, **facts)
+    card = make.make_one(recipe, starting.tiny_start("bert"), make_task(), 0, tmp_path / "out", alone=True, **facts)
     left, counts = weights_left(card), card["parameters"]
     assert left.layers == pytest.approx(0.1, abs=0.01) and left.whole == counts["non_zero"] / counts["total"] > 0.2
     shown = f"{100 * left.layers:.1f} / {100 * left.whole:.1f}"
@@ -194,7 +196,7 @@ def test_what_is_left_of_a_pruned_model_is_told_where_a_user_looks(tmp_path):
         sum("are left" in note for note in card["trained"]["notes"]) == readme.count("are left") == 1
     )  # once is enough
     twice = f"{recipe} | magnitude(0.05) + train(epochs=0.2, batch=8)"
-    both = make.make_one(twice, make.tiny_start("bert"), make_task(), 0, tmp_path / "twice", alone=True, **facts)
+    both = make.make_one(twice, starting.tiny_start("bert"), make_task(), 0, tmp_path / "twice", alone=True, **facts)
     told = [note for note in both["trained"]["notes"] if "are left" in note]  # of the first phase, and in the end
     assert len(told) == 2 and told[0].startswith("10.") and f"{weights_left(both).layers:.1%} of the weights" in told[1]
 
@@ -222,7 +224,7 @@ def test_what_was_measured_of_a_model_is_not_said_of_those_made_from_it(tmp_path
 
     first = "magnitude(0.1) + train(epochs=0.2, batch=8)"
     setting = {"kind": MACHINERY_CHECK, "seconds": 0.05}
-    start, task = make.tiny_start("bert"), make_task()
+    start, task = starting.tiny_start("bert"), make_task()
     compare(read_entries(None, first), start, task, tmp_path, **setting)
     cards = compare(read_entries(None, f"{first}; {first} | delete_information(0.5)"), start, task, tmp_path, **setting)
     notes = [note for note in cards[-1]["trained"]["notes"] if "zeros make dense products no faster" in note]
@@ -261,7 +263,7 @@ def test_a_changed_file_is_other_work(recipe, name, tmp_path, monkeypatch):
             save_folder(run(RECIPE, make_encoder("bert", seed), make_task(), seed).encoder, "read")
 
     make_it = lambda: make.make_one(  # noqa: E731
-        recipe, make.tiny_start("bert"), make_task(), 0, "out", kind=MACHINERY_CHECK, seconds=None
+        recipe, starting.tiny_start("bert"), make_task(), 0, "out", kind=MACHINERY_CHECK, seconds=None
     )
     write(1)
     old = make_it()
@@ -281,7 +283,7 @@ def test_a_mark_is_no_folder_and_what_reads_no_file_keeps_its_key(tmp_path, monk
         save_folder(make_encoder("bert"), name)
     recipe, start, task = Recipe("finetune | mark('teacher') | distill(teacher='teacher') + distill"), None, make_task()
     assert files_read(recipe) is None and files_read(Recipe("distill(teacher='teacher')")) is not None
-    start = make.tiny_start("bert")
+    start = starting.tiny_start("bert")
     facts = {"model_fingerprint": start.fingerprint, "task": task.name, "task_fingerprint": task.fingerprint}
     work = [start.fingerprint, recipe.key(), task.name, task.fingerprint, 3]
     assert make.work_key(recipe, start, task, 3).endswith(hashlib.sha256(json.dumps(work).encode()).hexdigest()[:10])

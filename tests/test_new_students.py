@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from smallbert.cli.catalog import inspect_folder
 from smallbert.errors import UserError
-from smallbert.making import make
+from smallbert.making import make, starting
 from smallbert.making.estimate import look_ahead
 from smallbert.measuring.card import MACHINERY_CHECK
 from smallbert.measuring.cost import count_macs, count_parameters, measure
@@ -276,7 +276,7 @@ def test_a_stride_halves_the_multiplications_of_the_layers():
 def test_a_student_is_made_measured_looked_into_and_resumed(student, tmp_path, monkeypatch):
     """The whole way of a user: a card, what the folder holds, and a second run that goes on from what is there."""
     recipe = f"finetune(epochs=1, batch=16) | {student} | distill + train(epochs=1, batch=16)"
-    given = make.tiny_start("bert")
+    given = starting.tiny_start("bert")
     card = make.make_one(recipe, given, make_task(64, 30), 0, tmp_path / "out", kind=MACHINERY_CHECK, alone=True)
     assert card["status"] in ("ok", "diverged") and card["bytes"]["total"] > 0 and card["macs"]["value"] > 0
     found = inspect_folder(tmp_path / "out")

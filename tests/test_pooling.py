@@ -11,7 +11,8 @@ from torch.nn import functional
 from toys import accuracy, batch_of, is_same_state, phase_of, run, scores_of, small, state_of, toy_task
 
 from smallbert.errors import UserError
-from smallbert.making.make import Start, make_one
+from smallbert.making.make import make_one
+from smallbert.making.starting import Start
 from smallbert.measuring.cost import count_macs, count_parameters
 from smallbert.model.answering import with_plain_head
 from smallbert.model.batch import Batch

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from toys import accuracy, batch_of, check_refused, is_same_state, phase_of, run, scores_of, small, state_of, toy_task
 
 from smallbert.errors import UserError
-from smallbert.making import make
+from smallbert.making import starting
 from smallbert.measuring.cost import count_parameters, measure_bytes
 from smallbert.methods.codebook import nearest
 from smallbert.methods.mixed_bits import choose_bits
@@ -121,7 +121,7 @@ def test_what_the_model_saw_is_what_is_stored_to_the_bit(encoder, recipe, tmp_pa
 def test_whole_numbers_move_what_real_weights_say_by_little(recipe, monkeypatch):
     """Float noise moves an input by a step, and six layers carry that on, but no prediction is another."""
     try:
-        start, task = make.start_from("all-MiniLM-L6-v2"), limit(make.task_from(make.DEMO_DATA), 1500)
+        start, task = starting.start_from("all-MiniLM-L6-v2"), limit(starting.task_from(starting.DEMO_DATA), 1500)
     except UserError as unreachable:
         pytest.skip(str(unreachable))
     result = run(f"finetune(epochs=1, lr=2e-4) | {recipe}", start.encoder, task, judge=False).encoder.eval()

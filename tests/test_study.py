@@ -21,7 +21,7 @@ from smallbert.cli import main
 from smallbert.errors import UserError
 from smallbert.machine.files import alone_in, write_json
 from smallbert.machine.jobs import WorkerLost
-from smallbert.making import make
+from smallbert.making import make, starting
 from smallbert.making.likeness import beginnings
 from smallbert.making.run import run_recipe
 from smallbert.measuring.card import MACHINERY_CHECK
@@ -97,7 +97,7 @@ def test_arms_that_cannot_be(words, phrase):
 @pytest.fixture(scope="module")
 def start():
     encoder = small()
-    return make.Start(encoder, "small bert", fingerprint(encoder))
+    return starting.Start(encoder, "small bert", fingerprint(encoder))
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_scores_are_asked_for_once_and_numbers_are_those_of_runs_alone(start, tm
 def test_a_given_teacher_is_asked_once_for_all_seeds(start, tmp_path, monkeypatch):
     task = toy_task("classify", 24)
     known = run_recipe(FIRST, start.encoder, task).encoder
-    given = make.Start(known, "tuned", fingerprint(known))
+    given = starting.Start(known, "tuned", fingerprint(known))
     kept = LESSON.replace("batch=16", f"batch=16, cache='{tmp_path / 'words'}'")
     asked, bench = make_study(given, tmp_path / "out", f"drop_layers(1) | {LESSON}; {LESSON}; {kept}", names="a; b; c")
     run_study(asked, bench)
@@ -219,7 +219,7 @@ def test_what_another_study_has_begun_stays(start, tmp_path):
 
 def test_a_task_that_cannot_be_read_stops_no_other(start, tmp_path, monkeypatch):
     asked, bench = make_study(start, tmp_path, FIRST, ("classify", "answer"), seeds=[0], length=12)
-    bench.tasks["answer"] = make.at_length(start, bench.tasks["answer"], 12)
+    bench.tasks["answer"] = starting.at_length(start, bench.tasks["answer"], 12)
     (tmp_path / "work").mkdir()  # so that nothing is refused early
 
     def here(jobs, prepare, workers, finished, *_):

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from smallbert.cli import benching, errors, features, looking, making, probing, serving, studying, tuning
+from smallbert.cli import benching, comparing, errors, features, looking, making, probing, serving, studying, tuning
 from smallbert.cli.options import COMMAND
 from smallbert.errors import RunError, UserError
 
@@ -30,11 +30,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _verb in (
-    making.demo,
+    comparing.demo,
     making.finetune,
     making.compress,
     making.evaluate,
-    making.compare,
+    comparing.compare,
     studying.study,
     tuning.tune,
     probing.probe,

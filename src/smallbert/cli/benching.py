@@ -67,12 +67,12 @@ def bench(
         from smallbert.bench.run import bench as run_bench
         from smallbert.bench.run import check_variants
         from smallbert.bench.variants import make_variants, read_names, read_variant
-        from smallbert.making import make
+        from smallbert.making import starting
         from smallbert.report.benching import bench_table, draw_bench
 
         exports, read = read_names(variants, task is not None) if variants else [], None
         if task is not None:
-            read = make.task_from(task, data, None, say.line, text=text, pair=pair, label=label, kind=kind)
+            read = starting.task_from(task, data, None, say.line, text=text, pair=pair, label=label, kind=kind)
             read.split(split)
         models = [read_variant(folder) for folder in folders]
         check_variants(models, settings["lengths"], read, exports)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from smallbert.cli.progress import Progress, prose
 from smallbert.errors import UserError
 from smallbert.making.compare import Entry, compare
-from smallbert.making.make import DEMO_DATA, start_from, task_from
+from smallbert.making.starting import DEMO_DATA, start_from, task_from
 from smallbert.measuring.budget import Budget, best
 from smallbert.measuring.card import Card
 from smallbert.recipes.recipe import Recipe

@@ -56,8 +56,8 @@ def errors(
         check_folder(out)
     with progress() as say:
         say("starting")
-        from smallbert.making.make import start_from, task_from
         from smallbert.making.sidebyside import find_errors
+        from smallbert.making.starting import start_from, task_from
         from smallbert.report.errors import render, write_errors
 
         read = task_from(task, data, None, say.line, text=text, pair=pair, label=label, kind=kind)

@@ -60,15 +60,15 @@ def build(
         from smallbert.features.building import build_store
         from smallbert.features.plan import check_kinds
         from smallbert.machine.processes import processes
-        from smallbert.making import make
+        from smallbert.making import starting
         from smallbert.texts.data import tokenise, usable_length
 
         check_kinds(tokens, dtype)
-        read = make.task_from(task, data, examples, say.line, text=text, pair=pair, label=label, kind=kind)
-        start = make.start_from(model, say.line)
-        read = make.at_length(start, read, length)
+        read = starting.task_from(task, data, examples, say.line, text=text, pair=pair, label=label, kind=kind)
+        start = starting.start_from(model, say.line)
+        read = starting.at_length(start, read, length)
         most = usable_length(start.encoder, None, read)
-        encoder = start.encoder.to(make.check_device(device) or processes().device)
+        encoder = start.encoder.to(starting.check_device(device) or processes().device)
         report = lambda done, total: say("tokenising", done, total)  # noqa: E731
         stream = tokenise(encoder.tokenizer, read.split(split), read.kind, most, report)
         about = {"model_name": start.name, "task": read.name, "split": split}

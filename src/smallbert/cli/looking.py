@@ -132,13 +132,13 @@ def export(
         if max_difference is not None and not 0 < max_difference < math.inf:
             raise UserError(f"--max-difference was given {max_difference:g}; write a number above 0, such as 0.1")
         from smallbert import export as writing
-        from smallbert.making import make
+        from smallbert.making import starting
         from smallbert.sources import find_model
 
         found_at = find_model(folder, say.line)
         columns = {"text": text, "pair": pair, "label": label, "kind": kind}
         names = dict.fromkeys(name for name in (task, calibrate) if name)
-        tasks = {name: make.task_from(name, data, None, say.line, **columns) for name in names}
+        tasks = {name: starting.task_from(name, data, None, say.line, **columns) for name in names}
         settings: dict[str, Any] = {
             "task": tasks.get(task or calibrate or ""),
             "max_difference": max_difference,

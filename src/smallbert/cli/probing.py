@@ -51,7 +51,7 @@ def probe(
     numbers = read_numbers(seeds, "--seeds")
     with progress() as say:
         say("starting")
-        from smallbert.making.make import start_from
+        from smallbert.making.starting import start_from
         from smallbert.probing import run
         from smallbert.report import heads
         from smallbert.report.probe import head_findings, render_table, warnings, write_probe

@@ -142,7 +142,7 @@ def _report(study: Study, bench: Bench, results: list[Any]) -> Report:
 
 
 def _show(say: Progress, report: Report, out: str, tiny: bool) -> None:
-    from smallbert.cli.making import BANNER
+    from smallbert.cli.telling import BANNER
     from smallbert.report.sheets import render_sheet
     from smallbert.report.study import troubles
 

@@ -14,7 +14,9 @@ from smallbert.machine.files import write_folder, write_json
 from smallbert.machine.processes import processes
 from smallbert.making.finished import PHASE
 from smallbert.making.likeness import beginnings, same_work
-from smallbert.making.make import Place, Start, find_place, work_key
+from smallbert.making.make import work_key
+from smallbert.making.places import Place, find_place
+from smallbert.making.starting import Start
 from smallbert.measuring.card import RESULT
 from smallbert.measuring.pruned import note_zeros
 from smallbert.measuring.shelf import load_card

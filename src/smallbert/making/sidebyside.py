@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from smallbert.errors import UserError
-from smallbert.making.make import Start, at_length, check_device, quiet
+from smallbert.making.starting import Start, at_length, check_device, quiet
 from smallbert.measuring.errors import compare_answers, positive_class
 from smallbert.measuring.evaluate import note_unread
 from smallbert.measuring.groups import short_recipes

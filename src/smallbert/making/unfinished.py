@@ -14,7 +14,7 @@ from smallbert.texts.data import usable_length
 from smallbert.training.checkpoint import STATE, read_about
 
 if TYPE_CHECKING:
-    from smallbert.making.make import Start
+    from smallbert.making.starting import Start
     from smallbert.tasks import Task
 
 # Where words stand in the key of a piece of work (see same_work), and what is another one where they differ.

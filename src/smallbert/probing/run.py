@@ -15,7 +15,7 @@ from smallbert import __version__
 from smallbert.errors import UserError
 from smallbert.machine.facts import machine, versions
 from smallbert.machine.files import write_json
-from smallbert.making.make import Line, Say, Start, at_length, check_device, task_from
+from smallbert.making.starting import Line, Say, Start, at_length, check_device, task_from
 from smallbert.probing import layers, mixture
 from smallbert.probing.features import POOLS, Features, digest, facts_of, file_name, read_features
 from smallbert.probing.layers import chance, check_sklearn, probe_layers

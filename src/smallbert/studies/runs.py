@@ -15,18 +15,9 @@ from smallbert.machine.jobs import WorkerLost, run_jobs
 from smallbert.machine.sharing import default_jobs, is_memory, is_trouble_of_the_process, shared_machine
 from smallbert.making.beginnings import forget
 from smallbert.making.estimate import look_ahead, without_weights
-from smallbert.making.make import (
-    Line,
-    Say,
-    check_device,
-    clear_work,
-    give_up,
-    is_begun,
-    make_one,
-    quiet,
-    why_of,
-    words_of_all,
-)
+from smallbert.making.make import give_up, make_one, why_of
+from smallbert.making.places import clear_work, is_begun, words_of_all
+from smallbert.making.starting import Line, Say, check_device, quiet
 from smallbert.measuring.findings import Result
 from smallbert.recipes.recipe import Recipe
 from smallbert.studies.study import (

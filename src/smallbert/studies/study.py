@@ -14,15 +14,9 @@ from typing import NamedTuple
 
 from smallbert.making.beginnings import common_beginnings, group_recipes, is_made
 from smallbert.making.compare import tiny_setting
-from smallbert.making.make import (
-    Line,
-    Start,
-    at_length,
-    find_place,
-    start_from,
-    task_from,
-    work_key,
-)
+from smallbert.making.make import work_key
+from smallbert.making.places import find_place
+from smallbert.making.starting import Line, Start, at_length, start_from, task_from
 from smallbert.measuring.card import MACHINERY_CHECK, RESULT, Card, number
 from smallbert.measuring.findings import Result
 from smallbert.measuring.pruned import weights_left

@@ -16,7 +16,7 @@ from smallbert.features.frozen import Frozen, keep_states
 from smallbert.features.store import Store
 from smallbert.machine.files import shared_folder
 from smallbert.making.likeness import beginnings
-from smallbert.making.make import Say, Start, quiet
+from smallbert.making.starting import Say, Start, quiet
 from smallbert.measuring.evaluate import decide, read_scores
 from smallbert.measuring.metrics import score
 from smallbert.methods import METHODS

@@ -20,7 +20,8 @@ from smallbert.machine.files import InUse, shared_folder
 from smallbert.machine.jobs import WorkerLost, run_jobs
 from smallbert.machine.sharing import default_jobs, is_memory, is_trouble_of_the_process, shared_machine
 from smallbert.making.estimate import files_read
-from smallbert.making.make import Line, Say, check_device, quiet, why_of
+from smallbert.making.make import why_of
+from smallbert.making.starting import Line, Say, check_device, quiet
 from smallbert.measuring.findings import Result
 from smallbert.recipes.recipe import Recipe
 from smallbert.recipes.space import expand_space

@@ -16,8 +16,9 @@ from smallbert.features.frozen import why_not
 from smallbert.machine.files import is_full_disk
 from smallbert.machine.sharing import is_trouble_of_the_process
 from smallbert.making.likeness import beginnings
-from smallbert.making.make import Say, Start, quiet, why_of
+from smallbert.making.make import why_of
 from smallbert.making.run import run_recipe
+from smallbert.making.starting import Say, Start, quiet
 from smallbert.methods import Method
 from smallbert.recipes.recipe import Phase, Recipe
 from smallbert.tasks import Task
