@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
@@ -26,8 +26,9 @@ from smallbert.measuring.shelf import load_cards
 from smallbert.report.figure import COLOURS, font_name, new_figure, strip_frame, to_png
 from smallbert.report.plot import Box, move_label, place_labels
 
-KEPT = {98: "98 %, the aim at 4x", 95: "95 %, at 8x"}  # of the teacher's score
+KEPT: dict[float, str] = {98: "98 %, the aim at 4x", 95: "95 %, at 8x"}  # of the teacher's score
 CONTROL = ", alone"
+FEWER = "times fewer parameters than the teacher, zeros not counted"
 MARKS = [("● learned from the teacher", "accent", 0.81), ("○ the same without it", "muted", 1.0)]  # and where they end
 
 
@@ -87,8 +88,10 @@ def guessed(folder: Path) -> float:
     return mean(100 * card["chance"] / card["scores"][card["headline"]]["value"] for card in cards)
 
 
-def draw(students: Sequence[Student], title: str, guess: float) -> object:
-    """Share of the teacher's score against times fewer parameters, a name at each dot, and a line for a `guess`."""
+def draw(
+    students: Sequence[Student], title: str, guess: float, axis: str = FEWER, aims: Mapping[float, str] = KEPT
+) -> object:
+    """Share of the teacher's score against times fewer or faster, a name at each dot, and a line for a `guess`."""
     figure = new_figure((9.2, 5.6))
     axes = figure.add_axes((0.06, 0.1, 0.92, 0.82))
     axes.set_xscale("log")
@@ -108,19 +111,19 @@ def draw(students: Sequence[Student], title: str, guess: float) -> object:
     axes.set_xticks(ticks, [f"{times:g}x" for times in ticks])
     axes.set_xticks([], minor=True)
     axes.set_xlim(0.9, 1.5 * students[-1].times)
-    axes.set_xlabel("times fewer parameters than the teacher, zeros not counted", fontsize=9.5, color=COLOURS["ink"])
+    axes.set_xlabel(axis, fontsize=9.5, color=COLOURS["ink"])
     for said, colour, place in MARKS:
         axes.text(place, 1.025, said, color=COLOURS[colour], fontsize=9.5, ha="right", transform=axes.transAxes)
     axes.yaxis.get_major_locator().set_params(integer=True)
     _cut_below(axes, students)
-    lines = {share: (said, 1.0, "right") for share, said in KEPT.items()}
+    lines = {share: (said, 1.0, "right") for share, said in aims.items()}
     if guess > axes.get_ylim()[0]:
         lines[guess] = (f"{guess:.1f} %, always one answer", 0.0, "left")
     for share, (said, place, side) in lines.items():
         axes.axhline(share, color=COLOURS["muted"], linewidth=0.8, linestyle=(0, (3, 3)), zorder=1)
         look = {"color": COLOURS["muted"], "fontsize": 8.5, "ha": side, "va": "bottom"}
         axes.text(place, share, said, transform=axes.get_yaxis_transform(), **look)
-    _name(figure, axes, students)
+    _name(figure, axes, students, list(aims))
     return figure
 
 
@@ -135,7 +138,7 @@ def _cut_below(axes: object, students: Sequence[Student]) -> None:
             axes.text(student.times, floor, f" ▾ {student.alone.mean:.0f}", **look)  # type: ignore[attr-defined]
 
 
-def _name(figure: object, axes: object, students: Sequence[Student]) -> None:
+def _name(figure: object, axes: object, students: Sequence[Student], aims: Sequence[float]) -> None:
     renderer, pixels = figure.canvas.get_renderer(), axes.transData.transform  # type: ignore[attr-defined]
     look = {"fontsize": 8.5, "fontfamily": font_name(), "color": COLOURS["ink"]}
     texts = [axes.annotate(s.name, (s.times, s.taught.mean), **look) for s in students]  # type: ignore[attr-defined]
@@ -146,7 +149,7 @@ def _name(figure: object, axes: object, students: Sequence[Student]) -> None:
     inner = axes.get_window_extent(renderer)  # type: ignore[attr-defined]
     frame = Box(inner.x0, inner.y0, inner.x1, inner.y1)
     lines = [_spread_box(student, pixels) for student in students if len(student.taught.shares) > 1]
-    heights = [pixels((1, share))[1] for share in KEPT]
+    heights = [pixels((1, share))[1] for share in aims]
     lines += [Box(inner.x0, y - 1, inner.x1, y + 1) for y in heights]
     boxes = place_labels(anchors, sizes, lines, frame, circles)  # type: ignore[arg-type]
     for text, box, anchor in zip(texts, boxes, anchors, strict=True):
