@@ -1,5 +1,6 @@
 """Tables that were typed into the docs from cards: every score in them is what the cards say, rounded once."""
 
+import json
 from collections import defaultdict
 from pathlib import Path
 from statistics import mean, stdev
@@ -104,6 +105,17 @@ def test_students_and_their_controls(study, tasks, monkeypatch):
 
     page = (ROOT / "docs" / "distillation.md").read_text(encoding="utf-8")
     assert "\n".join(to_table([ROOT / "results" / study / task for task in tasks])) in page
+
+
+def test_how_fast_students_are(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from compression import read_students
+    from student_speed import to_table
+
+    record = json.loads((ROOT / "results" / "student_speed" / "cpu.json").read_text(encoding="utf-8"))
+    assert all(here == pytest.approx(study, rel=0.01) for here, study in record["fewer"].values())  # the same shapes
+    page = (ROOT / "docs" / "distillation.md").read_text(encoding="utf-8")
+    assert "\n".join(to_table(record, read_students(ROOT / "results/students/e5-small/sst2"))) in page
 
 
 @pytest.mark.parametrize("model", ["e5-small", "all-MiniLM-L6-v2"])
