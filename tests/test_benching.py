@@ -59,7 +59,7 @@ def test_the_table_says_what_is_multiplied(folders):
     record = bench([plain, replace(plain, name="few", runs="onnxruntime", precision=said)], lengths=[8], seconds=0)
     table, calls = bench_table(record), record["rows"][0]["repeats"]
     assert list(table.columns[1].cells) == ["torch", f"onnxruntime, {said}"]
-    below = ["All lines: batch 1, 8 tokens, 1 thread.", f"p50, p95 and p99 are of {calls} timed calls per line."]
+    below = ["All lines: batch 1, 8 tokens, 1 thread.", f"Percentiles are of {calls} timed calls per line."]
     assert table.caption.splitlines() == below
     record["variants"]["few"]["exact"] = False
     assert bench_table(record).caption.splitlines() == [*below, INEXACT]

@@ -73,12 +73,12 @@ def alone(out, recipe, task=None, seed=0, **settings):
 
 LATER = "train(epochs=0.36, batch=8)"
 OTHERS = [
-    ("train(epochs=0.1)", {}, r"phase-1\.checkpoint holds .*'head \| train\(0.36, batch=8\)', at step 2 of 9"),
+    ("train(epochs=0.1)", {}, r"phase-1\.checkpoint holds .*'train\(0.36, batch=8\)', at step 2 of 9"),
     ("identity", {}, "holds training of other work"),
     (f"{RECIPE} | drop_layers(2) | {LATER}", {}, r"phase-3\.checkpoint holds .*drop_layers\(3\).* step 2 of 9"),
-    (f"{RECIPE} | drop_layers(3) | {LATER}", {"seed": 1}, "another seed and 'head"),
-    (f"{RECIPE} | drop_layers(3) | {LATER}", {"task": make_task(seed=1)}, "other data and 'head"),
-    (f"{RECIPE} | drop_layers(3) | {LATER}", {"length": 9}, "other data and another length and 'head"),
+    (f"{RECIPE} | drop_layers(3) | {LATER}", {"seed": 1}, "another seed and 'finetune"),
+    (f"{RECIPE} | drop_layers(3) | {LATER}", {"task": make_task(seed=1)}, "other data and 'finetune"),
+    (f"{RECIPE} | drop_layers(3) | {LATER}", {"length": 9}, "other data and another length and 'finetune"),
 ]
 
 
@@ -95,6 +95,25 @@ def test_what_was_interrupted_is_not_lost_to_other_work(recipe, settings, told, 
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_what_a_mark_moves_to_another_place_is_not_lost(tmp_path, monkeypatch):
+    begun = f"mark('x') | {RECIPE} | mark('y') | drop_layers(3) | {LATER}"
+    interrupted(tmp_path / "out", begun, monkeypatch)
+    with pytest.raises(UserError, match=r"marks at other places and .* at step 2 of 9"):
+        alone(tmp_path / "out", f"{RECIPE} | drop_layers(3) | {LATER}")
+    assert "went on from a checkpoint at step 2" in alone(tmp_path / "out", begun)["trained"]["notes"]
+
+
+def test_what_another_version_has_begun_is_told(tmp_path, monkeypatch):
+    interrupted(tmp_path / "out", LATER, monkeypatch)
+    (file,) = (tmp_path / ".out.work").glob("phase-*/state.json")
+    about = json.loads(file.read_text())
+    older = about["key"].replace(", cache='auto')", ")")
+    assert older != about["key"]
+    file.write_text(json.dumps({**about, "key": older}))
+    with pytest.raises(UserError, match="another version of smallbert and 'train"):
+        alone(tmp_path / "out", LATER)
+
+
 def test_other_work_by_the_same_recipe_is_told_by_what_it_reads(tmp_path, monkeypatch):
     def teacher(seed):
         shutil.rmtree(tmp_path / "teacher", ignore_errors=True)
@@ -102,7 +121,7 @@ def test_other_work_by_the_same_recipe_is_told_by_what_it_reads(tmp_path, monkey
         return f"distill(teacher={str(tmp_path / 'teacher')!r}) + {LATER}"
 
     interrupted(tmp_path / "out", teacher(0), monkeypatch)
-    with pytest.raises(UserError, match="other files that it reads and 'head"):
+    with pytest.raises(UserError, match="other files that it reads and '"):
         alone(tmp_path / "out", teacher(1))
 
 

@@ -283,6 +283,14 @@ def test_a_model_takes_what_it_was_trained_on_alone(kind, pairs, taken, refused,
     assert wants in talk(model, lambda client: client.get("/")).json()["predict"]
 
 
+def test_words_are_no_pairs(exports, tmp_path):
+    """A tagger has learned from texts alone, and reads lists of words all the same."""
+    shutil.copytree(exports("tag"), tmp_path / "export")
+    about = json.loads((tmp_path / "export" / "export.json").read_text())
+    (tmp_path / "export" / "export.json").write_text(json.dumps({**about, "pairs": False}))
+    assert predictions(load_model(tmp_path / "export"), [["a", "film"]])[0]["words"] == ["a", "film"]
+
+
 def test_an_export_says_what_its_head_was_trained_on(tmp_path):
     """Also where an old head learned something new; what was never trained, or long ago, says nothing."""
     pytest.importorskip("onnxscript")

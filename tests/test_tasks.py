@@ -237,7 +237,9 @@ DOUBTS = [
     (DRAWN, DRAWN[::-1], {}, "60 different labels, in 60 rows, most of several words"),
     (DRAWN, [f"a premise of some words {row // 3}" for row in range(60)], {}, None),  # 20 of them
     (DRAWN * 2, [f"a premise of some words {row // 3}" for row in range(120)], {}, "40 different labels, in 120 rows"),
-    (DRAWN, list(range(60)), {}, "a number of its own in each row: .*--kind regress"),
+    (DRAWN, list(range(60)), {}, "60 different labels, all numbers, in 60 rows: .*--kind regress"),
+    (DRAWN, [max(row, 9) for row in range(60)], {}, "51 different labels, all numbers"),  # some of them twice
+    (DRAWN, [f"name{row}" if row % 10 else DRAWN[row] for row in range(60)], {}, None),  # few of them long
     (DRAWN, list(range(60)), {"kind": "regress"}, None),
     (DRAWN, [row // 2 for row in range(60)], {}, None),  # two examples a class, of thirty
     (DRAWN, [f"card_{row}" for row in range(60)], {}, None),  # one of each, by names that a class may have
@@ -263,7 +265,7 @@ def test_texts_of_a_pair_are_counted_together(tmp_path: Path) -> None:
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert len(load_task(tmp_path / "own.jsonl", text="a", pair="b", label="c").labels) == 30
     (tmp_path / "own.jsonl").write_text("\n".join(json.dumps({**row, "b": "no"}) for row in rows))
-    with pytest.raises(UserError, match="30 different labels, in only 1 different texts"):
+    with pytest.raises(UserError, match="30 different labels, in only 1 different text;"):
         load_task(tmp_path / "own.jsonl", text="a", pair="b", label="c")
 
 

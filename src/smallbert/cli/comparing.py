@@ -91,7 +91,7 @@ def compare(
 
         entries = study.read_entries(presets, recipes)
         if tiny:
-            groups = study.tiny_settings(entries, model, say.line)
+            groups = study.tiny_groups(entries, model, say.line)
         else:
             columns = {"text": text, "pair": pair, "label": label, "kind": kind}
             read = starting.task_from(str(task), data, examples, say.line, **columns)

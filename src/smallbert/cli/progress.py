@@ -11,7 +11,7 @@ LEAST = 2.0  # seconds; a stage that ends sooner leaves no line
 FIRST, RAREST = 30.0, 600.0  # seconds until a stage says how far it is, and at most between two such lines
 WIDTH = 120  # columns, where there is no terminal to ask
 NARROW = 100
-SAID_LEAST = ("parameters", "runs in", "p95 ms", "texts/s")  # columns that a narrow terminal has no room for
+SAID_LEAST = ("parameters", "texts/s", "p95 ms", "runs in", "%\nleft")  # columns that go first where room is short
 
 
 class Progress:
@@ -123,16 +123,16 @@ def _narrow(thing: Any, width: int) -> None:
     if width >= NARROW or not any(column.header == "model" for column in getattr(thing, "columns", [])):
         return
     all_well = any(column.header == "status" and set(map(str, column.cells)) == {"ok"} for column in thing.columns)
-    _drop(thing, {*SAID_LEAST, *["status"] * all_well})
-    if sum(map(_least_width, thing.columns)) > width:
-        _drop(thing, {"%\nleft"})
+    for heading in (*["status"] * all_well, *SAID_LEAST):
+        if sum(map(_least_width, thing.columns)) <= width:
+            return
+        _drop(thing, heading)
 
 
-def _drop(table: Any, headings: set[str]) -> None:
-    """Take columns out of a table, and what its caption says of them."""
-    table.columns = [column for column in table.columns if column.header not in headings]
-    said = tuple(f"{heading}: ".replace("\n", " ") for heading in headings)
-    lines = str(table.caption or "").splitlines()
+def _drop(table: Any, heading: str) -> None:
+    """Take a column out of a table, and what its caption says of it."""
+    table.columns = [column for column in table.columns if column.header != heading]
+    said, lines = f"{heading}: ".replace("\n", " "), str(table.caption or "").splitlines()
     table.caption = "\n".join(line for line in lines if not line.startswith(said)) or None
 
 

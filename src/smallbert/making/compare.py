@@ -159,7 +159,7 @@ def tiny_setting(family: str | None = None, line: Line = to_stderr) -> tuple[Sta
     return tiny_start(family or "bert"), make_task()
 
 
-def tiny_settings(
+def tiny_groups(
     entries: Sequence[Entry], family: str | None = None, line: Line = to_stderr
 ) -> list[tuple[list[Entry], Start, Task]]:
     """Which recipes to check with what: those that ask for more than the tiny model has get a wider one, and less data.

@@ -30,6 +30,11 @@ def beginnings(recipe: Recipe, encoder: Encoder, task: Task | None) -> dict[str,
     return found
 
 
+def texts_of(recipe: Recipe, encoder: Encoder, task: Task | None) -> list[str]:
+    """The recipe written out up to and with each phase, as `texts_so_far` has it."""
+    return texts_so_far(phases_of(recipe, in_order_of(encoder, task), task))
+
+
 def texts_so_far(phases: list[tuple[Method, ...]]) -> list[str]:
     """For each phase the text of the recipe up to and with it, and of what files it reads.
 

@@ -137,9 +137,10 @@ class Choice(NamedTuple):
 
 
 def best(cards: Sequence[Card], budget: Budget | None = None) -> Choice:
-    """The best headline score within the budget; within one standard error of it the smaller wins, then the faster.
+    """The best headline score within the budget, or the smallest, then the fastest, of those that may be as good.
 
-    The sentence says where the examples cannot tell it from another that is smaller still, or faster.
+    Those are within one standard error of it, and not behind it by more than chance where cards say which examples
+    each gets right. The sentence names a model near the chosen one that is smaller or faster, and whether it is behind.
 
     >>> best(cards, Budget.parse("size<=25MB")).sentence
     'drop_layers(3) | distill is the best within size ≤ 25 MB: accuracy 88.4 at 22.1 MB and 2.2 ms.'
@@ -162,50 +163,66 @@ def best(cards: Sequence[Card], budget: Budget | None = None) -> Choice:
         broken = ", and ".join(budget.why_not(near))
         return Choice(None, f"No model is{within}; the nearest is {_told(near, names)}, but {broken}.")
     top = max(fitting, key=lambda card: (_score(card), -_size(card)))
-    same = [card for card in fitting if not is_clearly_better(top, card)]
-    level = [card for card in same if _score(card) >= _score(top) - standard_error(top)]
+    level = [card for card in fitting if _is_near(card, top) and not is_clearly_better(top, card)]
     smallest = min(map(_size, level))
     alike = [card for card in level if _size(card) <= smallest * ALIKE]
-    chosen = min(alike, key=lambda card: (number(card, "latency") or float("inf"), -_score(card)))
-    better = "smaller" if _size(chosen) * ALIKE < _size(top) else "faster"
+    chosen = min(alike, key=lambda card: (number(card, "latency") or float("inf"), -_score(card), _size(card)))
     sentence = f"{names[id(chosen)]} is the best{within}: {_told(chosen)}"
     if chosen is not top:
         sentence += f"; {names[id(top)]} has {_score(top):.1f}, which is within one standard error "
-        sentence += f"({standard_error(top):.1f}), and {names[id(chosen)]} is the {better} of the two"
-    others = [card for card in same if card is not top and card is not chosen and not is_clearly_better(chosen, card)]
+        sentence += f"({standard_error(top):.1f})"
+        if gains := _gains(chosen, top):
+            sentence += f", and {names[id(chosen)]} is {' and '.join(gains)}"
+    others = [card for card in fitting if card is not top and card is not chosen and _may_be_equal(card, chosen)]
     sentence += f"{_doubt(chosen, others, names, silent=chosen is not top)}."
     if status_of(chosen) != "ok" and chosen["runs"]["ok"] < chosen["runs"]["n"]:
         sentence += f" Of its runs {status_of(chosen)}."
     return Choice(chosen, sentence)
 
 
-def _doubt(chosen: Card, others: Sequence[Card], names: dict[int, str], silent: bool) -> str:
-    """The best of the models that the examples cannot tell from the chosen one and that are smaller or faster.
+def _is_near(card: Card, other: Card) -> bool:
+    """Whether a score is no further behind another than one standard error of that one."""
+    return _score(card) >= _score(other) - standard_error(other)
 
-    Where there is none, the best of all of them, unless one that scores higher was named already (`silent`).
+
+def _may_be_equal(card: Card, chosen: Card) -> bool:
+    """Whether a model is worth a look beside the chosen one: near it, or behind by chance, not by unsteady seeds."""
+    alone = all(row["runs"]["ok"] == 1 for row in (card, chosen)) and are_paired(card, chosen)
+    return _is_near(card, chosen) or (alone and not is_clearly_better(chosen, card))
+
+
+def _doubt(chosen: Card, others: Sequence[Card], names: dict[int, str], silent: bool) -> str:
+    """The best of the models beside the chosen one that are plainly smaller or faster, and whether it is behind.
+
+    Where there is none, the best of all that may be as good, unless one that scores higher was named (`silent`).
     """
     others = sorted(others, key=_score, reverse=True)
     for card in others:
-        gains = [word for word, name in GAINS.items() if _is_plainly_less(card, chosen, name)]
-        if gains:
-            return f"; {_told(card, names)} is {_alike(chosen, card)}, and {' and '.join(gains)}"
-    if silent or not others:
+        if gains := _gains(card, chosen, PLAINLY):
+            behind = is_clearly_better(chosen, card)
+            how = "behind by more than chance, but" if behind else f"{_alike(chosen, card)}, and"
+            return f"; {_told(card, names)} is {how} {' and '.join(gains)}"
+    equal = [card for card in others if not is_clearly_better(chosen, card)]
+    if silent or not equal:
         return ""
-    known = [word for word, name in GAINS.items() if None not in (number(chosen, name), number(others[0], name))]
+    known = [word for word, name in GAINS.items() if None not in (number(chosen, name), number(equal[0], name))]
     but = {0: "", 1: ", but not plainly "}.get(len(known), ", but neither plainly ") + " nor ".join(known)
-    return f"; {names[id(others[0])]} has {_score(others[0]):.1f}, {_alike(chosen, others[0])}{but}"
+    return f"; {names[id(equal[0])]} has {_score(equal[0]):.1f}, {_alike(chosen, equal[0])}{but}"
 
 
 def _alike(chosen: Card, card: Card) -> str:
     """What is known of two scores that may be equal."""
     if not are_paired(chosen, card):
         return "within one standard error"
-    return f"no worse as far as {chosen['scores'][chosen['headline']]['n']:,} {chosen['split']} examples can tell"
+    seeds = max(row["runs"]["ok"] for row in (chosen, card))
+    examples = f"{chosen['scores'][chosen['headline']]['n']:,} {chosen['split']} examples"
+    return f"no worse as far as {examples}{f' and {seeds} seeds' if seeds > 1 else ''} can tell"
 
 
-def _is_plainly_less(card: Card, other: Card, name: str) -> bool:
-    mine, theirs = number(card, name), number(other, name)
-    return mine is not None and theirs is not None and mine * PLAINLY < theirs
+def _gains(card: Card, other: Card, times: float = 1.0) -> list[str]:
+    """In what a model is more than so many times less than another: ["smaller", "faster"]."""
+    both = {word: (number(card, name), number(other, name)) for word, name in GAINS.items()}
+    return [word for word, (mine, its) in both.items() if mine is not None and its is not None and mine * times < its]
 
 
 def frontier(cards: Sequence[Card], x: str = "bytes", y: str = "score") -> list[Card]:

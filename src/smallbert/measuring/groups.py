@@ -107,7 +107,8 @@ def pick_baseline(cards: Sequence[Card]) -> Card | None:
     """
     good = [card for card in cards if card["status"] == "ok"]
     named = [card for card in good if card["preset"] == "baseline"]
-    named = named or [card for card in good if card["recipe"] == NOTHING]
+    models = {card["model_fingerprint"] for card in cards}
+    named = named or [card for card in good if card["recipe"] == NOTHING and len(models) == 1]
     chosen = min(named or good, key=lambda card: (_steps(card["recipe"]), -_size(card)), default=None)
     return chosen if named or chosen is None or _size(chosen) >= 0.9 * max(map(_size, cards)) else None
 

@@ -107,7 +107,10 @@ def kept_budget(folder: Path | str) -> Budget | None:
     if not path.is_file():
         return None
     try:
-        limits = json.loads(path.read_text(encoding="utf-8"))["budget"]
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or found.get("compare") != 1:  # somebody else's
+            return None
+        limits = found["budget"]
         return None if limits is None else Budget(tuple(Limit(**limit) for limit in limits))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path} cannot be read ({error}); delete it, and give the report a --budget") from error

@@ -28,7 +28,7 @@ class Attending:
 
 
 def take_over(backbone: Any) -> None:
-    """Let every layer of a backbone attend by `attend`, with the masks that transformers makes of padding."""
+    """Let every layer of a backbone attend by `attend`, in its own forward too, with masks that transformers makes."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 

@@ -78,6 +78,12 @@ class Encoder(nn.Module):
         groups = len(layers(backbone))
         self.order: list[int] = [place * groups // count for place in range(count)]
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Read in another process, it attends as it did here."""
+        super().__setstate__(state)
+        if self.packable:
+            attention.take_over(self.backbone)
+
     @property
     def family(self) -> str:
         """The model type, a row of the anatomy table."""

@@ -20,6 +20,11 @@ class Keeping(nn.Module):
         _leave_uncompiled()
         self._kept: dict[str, tuple[Hashable, Any]] = {}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As in `__init__`, where it was read in another process."""
+        super().__setstate__(state)
+        _leave_uncompiled()
+
     def _keep(self, kind: str, dtype: torch.dtype, make: Callable[[], Any]) -> Any:
         """Made once, and again only when what is stored has changed or moved."""
         stored = [*self.buffers(), *self.parameters()]

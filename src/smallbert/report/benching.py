@@ -51,7 +51,7 @@ def _caption(record: dict[str, Any], alike: dict[str, str]) -> str:
     """The settings of all lines, of how many calls the percentiles are, and which scores to mistrust."""
     few, many = (choose(row["repeats"] for row in record["rows"]) for choose in (min, max))
     # Of few calls, p99 is next to the slowest one.
-    calls = f"p50, p95 and p99 are of {few:,}{'' if few == many else f' to {many:,}'} timed calls per line."
+    calls = f"Percentiles are of {few:,}{'' if few == many else f' to {many:,}'} timed calls per line."
     settings = ", ".join(_SETTING[name](value) for name, value in alike.items())
     lines = [f"All lines: {settings}."] * bool(alike) + [calls]
     return "\n".join([*lines, *[INEXACT] * any(not one["exact"] for one in record["variants"].values())])

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smallbert.measuring.budget import show
+from smallbert.measuring.budget import PLAINLY, show
 from smallbert.measuring.card import Card, number, reason
 from smallbert.measuring.groups import given_name, group_cards, pick_baseline, score_of, short_names, status_of
 from smallbert.measuring.pruned import ABOUT as LEFT
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 NONE = "-"
-PLAINLY = 1.1  # times a size; a head or another tokenizer file makes less
 
 
 class Column(NamedTuple):

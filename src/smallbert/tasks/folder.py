@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from shlex import quote
+from statistics import median
 from typing import Any
 
 from smallbert.errors import UserError
@@ -154,16 +155,16 @@ def _doubt_classes(path: Path, chosen: Mapping[str, str], texts: list[tuple[Any,
     text, label, classes, different = chosen["text"], chosen["label"], _count(labels), _count(texts)
     if classes <= FEW:
         return
-    words = sum(len(str(value).split()) for value in labels) / len(labels)
+    words = median(len(str(value).split()) for value in labels)
     swapped = f"if the two were mixed up, write --text {quote(label)} --label {quote(text)}"
     signs = {
         f"and '{text}' only {different:,}: {swapped}": classes > different and not chosen["pair"],
-        f"in only {different:,} different texts": classes > different,
+        f"in only {different:,} different text{'s' * (different > 1)}": classes > different,
         f"in {len(labels):,} rows, most of several words: if it holds the texts, choose by --text and --label": (
             4 * classes > len(labels) and words > SHORT
         ),
-        "a number of its own in each row: if numbers are to be predicted, write --kind regress": (
-            classes == len(labels) and all(re.fullmatch(r"-?\d+", _class_name(value)) for value in labels)
+        f"all numbers, in {len(labels):,} rows: if numbers are to be predicted, write --kind regress": (
+            2 * classes > len(labels) and all(re.fullmatch(r"-?\d+", _class_name(value)) for value in labels)
         ),
     }
     if sign := next((sign for sign, seen in signs.items() if seen), None):

@@ -21,6 +21,19 @@ def folder(tmp_path):
     return tmp_path
 
 
+def test_an_encoder_that_another_process_wrote_runs(tmp_path):
+    """Attention and what the compiler is kept from are told to torch and transformers once in each process."""
+    path = tmp_path / "encoder.pt"
+    make = "from smallbert.tiny import make_encoder, make_task; from smallbert import run_recipe; import torch; "
+    make += f"torch.save(run_recipe('head | quantize(8)', make_encoder(), make_task(8, 4)).encoder, {str(path)!r})"
+    use = f"import torch; encoder = torch.load({str(path)!r}, weights_only=False); "
+    use += "from smallbert.model.folders import probe_batch; print(tuple(encoder(probe_batch(encoder)).shape)); "
+    use += "from smallbert.model.kept import Keeping; print(Keeping._keep._torchdynamo_disable)"
+    subprocess.run([sys.executable, "-c", make], check=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["(3, 2)", "True"]
+
+
 def run(code):
     """What a fresh process imports, and what it prints."""
     code += "; import sys; print(*sys.modules, file=sys.stderr)"
