@@ -16,6 +16,9 @@ and with `--split choose` one can be chosen without a look at dev.
 With `--checkpoint` a small model that has read before, of any family and with a tokenizer of its own, learns the
 teacher's scores too (Well-Read Students), as it is and with the 6,000 most frequent pieces of its vocabulary.
 
+With `--then` the teacher and every student that it has taught are also measured behind one more step, such as
+"quantize(8, activations=True)", the arithmetic of an int8 file.
+
 What follows the options of this script goes to `smallbert study`. minibert is for tagging and not among these.
 """
 
@@ -131,6 +134,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rates", default="1", help="times the learning rates of all students, separated by commas")
     parser.add_argument("--checkpoint", help="a small model that learns too, by its folder or its name")
+    parser.add_argument("--then", help="a recipe that the teacher and each taught student go through once more")
     parser.add_argument("--copies", default="runs/copies", help="folder where changed copies are kept")
     parser.add_argument("--show", action="store_true", help="print the arms, run nothing")
     chosen, more = parser.parse_known_args()
@@ -149,6 +153,9 @@ def main() -> None:
         for arm, recipe in made.items():
             if recipe not in arms.values() and (arm == name or arm.split(", ")[1] in controls):
                 arms[arm] = recipe
+    if chosen.then:
+        taught = {"teacher": arms["teacher"], **lessons}
+        arms |= {f"{name}, then {chosen.then}": recipe | Recipe(chosen.then) for name, recipe in taught.items()}
     if chosen.show:
         print("\n".join(f"{name}: {recipe.brief()}" for name, recipe in arms.items()))
         return
