@@ -178,8 +178,10 @@ def test_a_folder_keeps_the_budget_of_its_latest_comparison(tmp_path):
     assert kept_budget(tmp_path) == budget and load_cards(tmp_path) == []
     keep_budget(tmp_path, None)
     assert kept_budget(tmp_path) is None
-    (tmp_path / "compare.json").write_text('{"budget": 3}')  # another program's
-    assert kept_budget(tmp_path) is None
-    (tmp_path / "compare.json").write_text('{"compare": 1}')
+    for text in ('{"budget": 3}', "[1]", "no JSON"):  # another program's
+        (tmp_path / "compare.json").write_text(text)
+        keep_budget(tmp_path, budget)
+        assert kept_budget(tmp_path) is None and (tmp_path / "compare.json").read_text() == text
+    (tmp_path / "compare.json").write_text('{"compare": 1, "budget": 3}')
     with pytest.raises(UserError, match="delete it"):
         kept_budget(tmp_path)

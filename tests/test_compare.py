@@ -11,7 +11,7 @@ from smallbert.errors import RunError, UserError
 from smallbert.machine.files import alone_in
 from smallbert.making import compare as study
 from smallbert.making import make, starting
-from smallbert.measuring.card import MACHINERY_CHECK
+from smallbert.measuring.card import MACHINERY_CHECK, card_key
 from smallbert.measuring.disk import measure_bytes
 from smallbert.measuring.evaluate import evaluate
 from smallbert.measuring.groups import pick_baseline
@@ -268,6 +268,8 @@ def test_a_model_as_given_weighs_what_its_own_files_do(start, tmp_path):
     assert [card["model_bytes"] for card in cards] == [size] * 3
     assert cards[0]["bytes"]["total"] == size < cards[2]["bytes"]["total"]
     assert any(note.startswith("the files given take ") for note in cards[0]["trained"]["notes"])
+    about = [(tmp_path / "out" / "models" / card_key(**card) / "README.md").read_text() for card in cards]
+    assert "| size of the files given | " in about[0] and all("| size of its files | " in text for text in about[1:])
     for card in cards:
         score = card["scores"]["accuracy"]
         assert unpack(card["right"]).sum() == round(score["value"] * score["n"] / 100)

@@ -110,8 +110,13 @@ def test_what_another_version_has_begun_is_told(tmp_path, monkeypatch):
     older = about["key"].replace(", cache='auto')", ")")
     assert older != about["key"]
     file.write_text(json.dumps({**about, "key": older}))
-    with pytest.raises(UserError, match="another version of smallbert and 'train"):
+    with pytest.raises(UserError, match=r"another version of smallbert and 'train.*; finish it with that version"):
         alone(tmp_path / "out", LATER)
+    unknown = about["key"].replace("train(", "train(warp=9, ")
+    file.write_text(json.dumps({**about, "key": unknown}))
+    with pytest.raises(UserError, match=r"another version of smallbert and 'head \| train', at step"):
+        alone(tmp_path / "out", LATER)
+    assert file.exists()
 
 
 def test_other_work_by_the_same_recipe_is_told_by_what_it_reads(tmp_path, monkeypatch):

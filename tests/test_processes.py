@@ -32,12 +32,15 @@ PRUNED = {  # by masks that each process decides on for itself
 # A softmax does not see what is added to all its inputs alike: the gradient of these is rounding noise, which Adam
 # blows up to full steps.
 UNSEEN = {"answer": ("key.bias", "layer.1.output.LayerNorm.bias", "heads.task.out.bias")}
+MADE = 10  # models in folders of their own, one after the other
 SCRIPT = f"""
 import sys, torch
 torch.set_num_threads(1)
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from smallbert.machine.processes import processes
+from smallbert.making.make import make_one
+from smallbert.making.starting import tiny_start
 from smallbert.methods import second_order
 from smallbert.model.folders import save_folder
 from toys import run, small, toy_task
@@ -55,6 +58,9 @@ for name, method in {PRUNED!r}.items():
     outcome = run(f"{{method}} + {SETTINGS}", small(), toy_task("classify", 25), judge=False)
     save_folder(outcome.encoder, folder / f"{{name}}-{{rank}}")
     processes().wait_for_everyone()
+task, settings = toy_task("classify", 25), {{"kind": "machinery check", "seconds": None}}
+for seed in range({MADE}):
+    make_one("head", tiny_start(), task, seed, folder / "made", **settings)
 processes().destroy_process_group()
 """
 
@@ -94,6 +100,8 @@ def test_two_processes_equal_one(tmp_path):
             torch.testing.assert_close(ranks[0].state_dict()[name], tensor, atol=2e-5, rtol=1e-4, msg=f"{kind} {name}")
         moved = (one.head.out.weight - before["heads.task.out.weight"]).abs().max()
         assert moved > 1e-3  # a hundred times what is allowed above
+    assert len(list((tmp_path / "made" / "cards").iterdir())) == MADE  # neither is in the other's way
+    assert len(list((tmp_path / "made" / "models").iterdir())) == MADE
     for name, method in PRUNED.items():
         ranks = [load_folder(tmp_path / f"{name}-{rank}") for rank in (0, 1)]
         assert is_same_state(*ranks), name

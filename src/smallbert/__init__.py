@@ -28,7 +28,7 @@ NAMES = {
     "load_cards": "smallbert.measuring.shelf",
     "save_card": "smallbert.measuring.shelf",
     "Budget": "smallbert.measuring.budget",
-    "best": "smallbert.measuring.budget",
+    "best": "smallbert.measuring.choice",
     "UserError": "smallbert.errors",
     "RunError": "smallbert.errors",
 }

@@ -142,15 +142,15 @@ def _limits(budget: str | None) -> Budget | None:
 
 def _name_best(say: Progress, cards: list[Card], limits: Budget | None, tiny: bool) -> None:
     from smallbert.cli.progress import prose
-    from smallbert.measuring.budget import best
+    from smallbert.measuring.choice import best
 
     if not tiny:
         say.show(prose(best(cards, limits).sentence))
 
 
 def _summary(cards: list[Card], limits: Budget | None, out: str) -> dict[str, Any]:
-    from smallbert.measuring.budget import best
     from smallbert.measuring.card import MACHINERY_CHECK, card_key
+    from smallbert.measuring.choice import best
 
     facts: dict[str, Any] = {"out": out, "kind": cards[0]["kind"], "budget": str(limits) if limits else None}
     if cards[0]["kind"] == MACHINERY_CHECK:

@@ -10,8 +10,9 @@ from smallbert.cli.progress import Progress, prose
 from smallbert.errors import UserError
 from smallbert.making.compare import Entry, compare
 from smallbert.making.starting import DEMO_DATA, start_from, task_from
-from smallbert.measuring.budget import Budget, best
+from smallbert.measuring.budget import Budget
 from smallbert.measuring.card import Card
+from smallbert.measuring.choice import best
 from smallbert.recipes.recipe import Recipe
 from smallbert.report import render_table, write_report
 from smallbert.report.table import in_one_line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from smallbert.making.estimate import phases_of, reads_of
@@ -12,6 +13,10 @@ from smallbert.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     from smallbert.tasks import Task
+
+
+# A key of finished or interrupted training: what `same_work` says, and the recipe so far.
+WORK = re.compile(r"(?P<model>\S*) (?P<data>\S+) seed (?P<seed>\d+) length (?P<length>\d+): (?P<recipe>.*)", re.DOTALL)
 
 
 def same_work(key: str, task: Task | None, seed: int, length: int) -> str:
@@ -28,11 +33,6 @@ def beginnings(recipe: Recipe, encoder: Encoder, task: Task | None) -> dict[str,
     for text, phase in zip(texts_so_far(phases), phases, strict=True):
         found[text] = found.get(text, False) or any(method.trains for method in phase)
     return found
-
-
-def texts_of(recipe: Recipe, encoder: Encoder, task: Task | None) -> list[str]:
-    """The recipe written out up to and with each phase, as `texts_so_far` has it."""
-    return texts_so_far(phases_of(recipe, in_order_of(encoder, task), task))
 
 
 def texts_so_far(phases: list[tuple[Method, ...]]) -> list[str]:

@@ -80,14 +80,14 @@ def make_one(
     known = from_main(lambda: known_card(place, key, alone))
     if known is not None and not (again and known["status"] == "failed"):
         return dict(known)
-    check_writable(out, place)
     settings: dict[str, Any] = {"device": check_device(device), "work": place.work, "common": common}
     # A tiny random model learns nothing.
     settings |= {"key": start.fingerprint, "judge": kind == RESULT, "streams": streams, "states": states, "said": said}
+    from_main(lambda: check_writable(out, place))
     try:
         with ExitStack() as held:
+            held.callback(remove_empty, place.work)
             if alone and processes().is_main_process:
-                held.callback(remove_empty, place.work)
                 held.enter_context(alone_in(place.work))
                 check_unfinished(place.work, recipe, start, task, seed)
             outcome = run_recipe(recipe, start.encoder, task, seed, say=say, **settings)
@@ -175,7 +175,7 @@ def _finish(
     if as_given is not None and sound:
         copy, found["bytes"] = found["bytes"], measure_bytes(as_given)
         given, ours = (show("size", size["total"]) for size in (found["bytes"], copy))
-        notes += [f"the files given take {given}, this copy of them {ours}"]
+        notes += [f"the files given take {given}, this copy of them {ours}"] * (given != ours)
     trained = {"steps": outcome.steps, "epochs": outcome.epochs, "packed": outcome.packed, "notes": notes}
     more = {"mixture": outcome.encoder.reading, "traces": outcome.traces}
     if sound and PLAIN in outcome.encoder.heads:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
-from smallbert.errors import RunError, UserError
-from smallbert.machine.files import is_full_disk, write_text
+from smallbert.errors import UserError
+from smallbert.machine.files import is_full_disk
 from smallbert.measuring.card import Card, card_key
 from smallbert.measuring.shelf import load_card
 
@@ -72,13 +73,9 @@ def check_writable(out: Path | str, place: Place) -> None:
     """Refuse a place that cannot be written to before anything is trained for it."""
     try:
         place.work.mkdir(parents=True, exist_ok=True)
-        probe = place.work / "probe"
-        write_text(probe, "")
-        probe.unlink()
-        if not any(place.work.iterdir()):
-            place.work.rmdir()
-    except (OSError, RunError) as error:
-        cause = error.__cause__ or error
-        if is_full_disk(cause):
+        with TemporaryFile(dir=place.work) as probe:
+            probe.write(b"1")
+    except OSError as error:
+        if is_full_disk(error):
             raise
-        raise UserError(f"--out {out} cannot be written to: {getattr(cause, 'strerror', None) or cause}") from None
+        raise UserError(f"--out {out} cannot be written to: {error.strerror or error}") from None

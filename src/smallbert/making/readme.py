@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from smallbert.measuring.budget import show
 from smallbert.measuring.card import MACHINERY_CHECK, Card, number
+from smallbert.measuring.groups import NOTHING
 from smallbert.measuring.pruned import weights_left
 
 
@@ -32,7 +33,9 @@ def numbers(card: Card) -> list[tuple[str, str]]:
         error = "" if score["stderr"] is None else f" ± {score['stderr']:.1f}"
         shown = "-" if score["value"] is None else f"{score['value']:.1f}{error}"
         rows.append((f"{metric} on {card['split']} ({score['n']:,} examples)", shown))
-    for name, title in (("size", "size of its files"), ("parameters", "parameters"), ("macs", "multiplications")):
+    as_given = card["recipe"] == NOTHING and number(card, "size") == card["model_bytes"]
+    size = "size of the files given" if as_given else "size of its files"
+    for name, title in (("size", size), ("parameters", "parameters"), ("macs", "multiplications")):
         if (value := number(card, name)) is not None:
             where = f", {card['macs']['length']} tokens" if name == "macs" else ""
             rows.append((title + where, show(name, value)))

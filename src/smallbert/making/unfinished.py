@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smallbert.errors import UserError
+from smallbert.making.estimate import phases_of
 from smallbert.making.finished import MAY_BE_GONE, PHASE, is_same
-from smallbert.making.likeness import same_work, texts_of
+from smallbert.making.likeness import WORK, same_work, texts_so_far
+from smallbert.measuring.groups import short_recipes
+from smallbert.model.answering import in_order_of
 from smallbert.recipes.recipe import Recipe
 from smallbert.texts.data import usable_length
 from smallbert.training.checkpoint import STATE, read_about
@@ -18,8 +21,8 @@ if TYPE_CHECKING:
     from smallbert.making.starting import Start
     from smallbert.tasks import Task
 
-# Where words stand in the key of a piece of work (see same_work), and what is another one where they differ.
-DIFFERENCES = {0: "another model", 1: "other data", 3: "another seed", 5: "another length"}
+PARTS = {"model": "another model", "data": "other data", "seed": "another seed", "length": "another length"}
+VERSION = "another version of smallbert"
 
 
 def check_unfinished(work: Path, recipe: Recipe, start: Start, task: Task, seed: int) -> None:
@@ -29,22 +32,18 @@ def check_unfinished(work: Path, recipe: Recipe, start: Start, task: Task, seed:
     if not found:
         return
     same = same_work(start.fingerprint, task, seed, usable_length(start.encoder, None, task))
-    ours = [f"{same}: {text}" for text in texts_of(recipe, start.encoder, task)]
+    texts = texts_so_far(phases_of(recipe, in_order_of(start.encoder, task), task))
+    ours = [f"{same}: {text}" for text in texts]
     others = {path: about for path, about in found.items() if not _is_taken_over(path, about["key"], ours)}
     if not others:
         return
     last, about = max(others.items(), key=lambda item: len(item[1]["key"]))
-    setting, _, text = about["key"].partition(": ")
-    pairs = list(zip(setting.split(), same.split(), strict=False))
-    unlike = [name for place, name in DIFFERENCES.items() if pairs[place:] and pairs[place][0] != pairs[place][1]]
-    if _without_reads(about["key"]) in map(_without_reads, ours):
-        unlike.append("marks at other places" if about["key"] in ours else "other files that it reads")
-    elif not unlike and _today(text) in [_without_reads(own.partition(": ")[2]) for own in ours]:
-        unlike.append("another version of smallbert")
+    unlike = _differences(about["key"], ours)
     step = f", at step {about['step']:,} of {about['total']:,}" if "step" in about else ""
+    finish = "finish it with that version" if VERSION in unlike else "repeat its command to finish it"
     raise UserError(
         f"{last if len(others) == 1 else work} holds training of other work that was interrupted: "
-        f"{' and '.join([*unlike, repr(_brief(text))])}{step}; repeat its command to finish it, or give another --out, "
+        f"{' and '.join([*unlike, repr(_brief(about['key']))])}{step}; {finish}, or give another --out, "
         "or delete what is there"
     )
 
@@ -55,21 +54,40 @@ def _is_taken_over(path: Path, key: str, ours: Sequence[str]) -> bool:
     return number < len(ours) and is_same(key, ours[number])
 
 
-def _without_reads(text: str) -> str:
-    return re.sub(rf"(?<=\)){MAY_BE_GONE}", "", text)
+def _differences(key: str, ours: Sequence[str]) -> list[str]:
+    """In what kept training differs from this work, beside the recipe itself: ["another seed"]."""
+    kept, own = WORK.fullmatch(key), WORK.fullmatch(ours[-1])
+    if kept is None or own is None:
+        return [VERSION]
+    unlike = [said for part, said in PARTS.items() if kept[part] != own[part]]
+    if _without_reads(key) in map(_without_reads, ours):
+        return [*unlike, "marks at other places" if key in ours else "other files that it reads"]
+    written = _as_written_today(kept["recipe"])
+    if not unlike and (written is None or any(written == _as_written_today(_recipe_of(text)) for text in ours)):
+        return [VERSION]
+    return unlike
 
 
-def _today(text: str) -> str:
-    """A recipe as this version writes it, with settings that came later."""
+def _brief(key: str) -> str:
+    """A recipe as its user might have written it."""
+    text = _without_reads(_recipe_of(key))
+    try:
+        return Recipe(text).brief().removeprefix("head | ")  # which is put in front of any
+    except UserError:
+        return short_recipes([{"recipe": text}])[0]
+
+
+def _as_written_today(text: str) -> str | None:
+    """A recipe with settings that came later; None if it has any that this version does not know."""
     try:
         return Recipe(_without_reads(text)).key()
-    except UserError:  # nothing that this version knows
-        return text
-
-
-def _brief(text: str) -> str:
-    """A recipe as its user might have written it."""
-    try:
-        return Recipe(_without_reads(text)).brief().removeprefix("head | ")  # which is put in front of any
     except UserError:
-        return text
+        return None
+
+
+def _recipe_of(key: str) -> str:
+    return key.partition(": ")[2]
+
+
+def _without_reads(text: str) -> str:
+    return re.sub(rf"(?<=\)){MAY_BE_GONE}", "", text)

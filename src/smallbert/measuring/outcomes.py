@@ -1,21 +1,20 @@
 """Which examples a model gets right, kept on its card, so that two cards can be compared example by example."""
 
 import base64
-import math
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smallbert.measuring.card import Card, number
 from smallbert.measuring.groups import standard_error
-from smallbert.measuring.statistics import CLEAR, mcnemar, t_tail
+from smallbert.measuring.statistics import CLEAR, mcnemar, one_more, t_tail, welch
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MANY = 10_000  # degrees of freedom, beyond which a t test is that of a normal distribution
+    Rights = NDArray[np.uint8]  # seeds x examples
 
 
 def pack(right: Sequence[bool]) -> str:
@@ -38,12 +37,13 @@ def unpack(text: str) -> "NDArray[np.uint8]":
 
 
 def is_clearly_better(one: Card, other: Card) -> bool:
-    """Whether one row's headline score is above another's by more than chance.
+    """Whether one row's headline score is above another's by more than chance: other examples, and other seeds.
 
-    Where it is known which examples both get right, two single runs are compared by McNemar's exact test, which speaks
-    of these two models and of no other seed. Means over seeds are compared by a t test whose error is that of the
-    examples, taken in pairs, and that of the seeds; a single run beside them is taken to vary as they do. Elsewhere
-    more than one standard error is enough: on the same examples, a difference varies less than two scores apart.
+    Where it is known which examples both get right, both tests must say so. Two single runs are compared by McNemar's
+    exact test on examples, which speaks of these two runs and of no other seed. Means over seeds are compared by a
+    paired t test on examples and Welch's t test on seeds, where a single run is taken for one more of the other row's.
+    Elsewhere more than one standard error is enough: on the same examples, a difference varies less than two scores
+    apart.
     """
     gap = (number(one, "score") or 0.0) - (number(other, "score") or 0.0)
     if gap <= 0 or not are_paired(one, other):
@@ -51,26 +51,28 @@ def is_clearly_better(one: Card, other: Card) -> bool:
     import numpy as np
 
     first, second = (np.stack([unpack(text) for text in card["right"]]) for card in (one, other))
-    if len(first) == len(second) == 1:
-        return mcnemar(int((first > second).sum()), int((first < second).sum())) < CLEAR
-    apart = 100 * (first.mean(0) - second.mean(0))
-    errors = [(float(apart.var(ddof=1)) / len(apart), math.inf), *_seed_variances(one["runs"], other["runs"])]
-    variance = sum(error for error, _ in errors)
-    if not variance:  # one always right, the other always wrong
-        return True
-    over_seeds = sum(error**2 / degrees for error, degrees in errors)  # Welch and Satterthwaite's degrees of freedom
-    freedom = variance**2 / over_seeds if over_seeds else MANY
-    return t_tail(gap / math.sqrt(variance), max(int(min(freedom, MANY)), 1)) < CLEAR
-
-
-def _seed_variances(*rows: dict[str, Any]) -> list[tuple[float, float]]:
-    """For each row the squared error of its mean over seeds and its degrees of freedom; a lone seed has the other's."""
-    spread, known = max((runs["sd"], runs["ok"] - 1) for runs in rows if runs["sd"] is not None)
-    both = [(spread, known) if runs["sd"] is None else (runs["sd"], runs["ok"] - 1) for runs in rows]
-    return [(sd**2 / runs["ok"], degrees) for runs, (sd, degrees) in zip(rows, both, strict=True)]
+    return max(_over_examples(first, second), _over_seeds(first, second)) < CLEAR
 
 
 def are_paired(one: Card, other: Card) -> bool:
     """Whether it is known of two rows which of the same examples they get right."""
     same = all(one[name] == other[name] for name in ("task_fingerprint", "split", "headline"))
     return same and all(card["right"] and None not in card["right"] for card in (one, other))
+
+
+def _over_examples(one: "Rights", other: "Rights") -> float:
+    """The p of a difference that other examples might not show."""
+    if len(one) == len(other) == 1:
+        return mcnemar(int((one > other).sum()), int((one < other).sum()))
+    apart = one.mean(0) - other.mean(0)
+    if len(apart) < 2:
+        return 1.0
+    error = float(apart.std(ddof=1)) / len(apart) ** 0.5
+    return t_tail(float(apart.mean()) / error, len(apart) - 1) if error else 0.0  # always right, and always wrong
+
+
+def _over_seeds(one: "Rights", other: "Rights") -> float:
+    """The p of a difference that other seeds might not show; 0 where none are known, or all are alike."""
+    few, many = sorted((rights.mean(1).tolist() for rights in (one, other)), key=len)
+    p = one_more(few[0], many) if len(few) == 1 else welch(few, many)
+    return 0.0 if p is None else p

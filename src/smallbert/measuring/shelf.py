@@ -4,6 +4,7 @@ import json
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from smallbert.errors import RunError, UserError
 from smallbert.machine.files import write_json, write_text
@@ -96,24 +97,29 @@ def load_pack(path: Path | str) -> dict[str, Card]:
 
 def keep_budget(folder: Path | str, budget: Budget | None) -> None:
     """Write down beside the cards of a comparison which budget it was given, so that its page need not be told."""
-    limits = None if budget is None else [limit._asdict() for limit in budget.limits]
-    if kept_budget(folder) != budget or not (Path(folder) / COMPARISON).is_file():
-        write_json(Path(folder) / COMPARISON, {"compare": 1, "budget": limits})
+    path, limits = Path(folder) / COMPARISON, None if budget is None else [limit._asdict() for limit in budget.limits]
+    known, told = _read_comparison(path), {"compare": 1, "budget": limits}
+    if known != told and (known or not path.exists()):  # not over somebody else's
+        write_json(path, told)
 
 
 def kept_budget(folder: Path | str) -> Budget | None:
     """The budget that the latest comparison in this folder was given, if there was one."""
     path = Path(folder) / COMPARISON
-    if not path.is_file():
-        return None
+    try:
+        limits = _read_comparison(path).get("budget")
+        return None if limits is None else Budget(tuple(Limit(**limit) for limit in limits))
+    except TypeError as error:
+        raise UserError(f"{path} cannot be read ({error}); delete it, and give the report a --budget") from error
+
+
+def _read_comparison(path: Path) -> dict[str, Any]:
+    """What a comparison has written down; empty where none has, or where it is somebody else's file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict) or found.get("compare") != 1:  # somebody else's
-            return None
-        limits = found["budget"]
-        return None if limits is None else Budget(tuple(Limit(**limit) for limit in limits))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path} cannot be read ({error}); delete it, and give the report a --budget") from error
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and found.get("compare") == 1 else {}
 
 
 def _looks_like_card(path: Path) -> bool:

@@ -147,6 +147,17 @@ def welch(one: Sequence[float], other: Sequence[float]) -> float | None:
     return t_tail((fmean(one) - fmean(other)) / math.sqrt(sum(errors)), max(int(freedom), 1))
 
 
+def one_more(value: float, group: Sequence[float]) -> float | None:
+    """Two-sided p of the t test that a value is drawn from where a group was; None where there is no spread to go by.
+
+    >>> one_more(5.0, [1.0, 2.0, 3.0])
+    0.121...
+    """
+    if len(group) < 2 or not variance(group):
+        return None
+    return t_tail((value - fmean(group)) / (stdev(group) * math.sqrt(1 + 1 / len(group))), len(group) - 1)
+
+
 class Crossing(NamedTuple):
     """Where a line first reaches a height; `at_most` where it was there at its first point already."""
 

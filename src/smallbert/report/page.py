@@ -6,8 +6,9 @@ from typing import Any
 
 from smallbert.errors import UserError
 from smallbert.machine.files import write_json, write_text
-from smallbert.measuring.budget import Budget, best, frontier, show
+from smallbert.measuring.budget import Budget, show
 from smallbert.measuring.card import MACHINERY_CHECK, Card, number
+from smallbert.measuring.choice import best, frontier
 from smallbert.measuring.groups import score_of, short_recipes
 from smallbert.report import plot
 from smallbert.report.errors import page_section

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smallbert.measuring.budget import PLAINLY, show
+from smallbert.measuring.budget import show
 from smallbert.measuring.card import Card, number, reason
+from smallbert.measuring.choice import PLAINLY
 from smallbert.measuring.groups import given_name, group_cards, pick_baseline, score_of, short_names, status_of
 from smallbert.measuring.pruned import ABOUT as LEFT
 from smallbert.measuring.pruned import weights_left
