@@ -10,6 +10,7 @@ in torch on one thread and one text; "faster" is the median over turns of the ra
 rounds, beside which stand the least and the most.
 
 A student with a vocabulary of its own cuts the same text into more pieces: "tokens" is how many times as many, on dev.
+The record has times of texts of as many tokens each; table and picture divide by these, and so are of the same text.
 What a student "keeps" is what the study's own kept in float32, as compression.py tells it. `--draw` only makes the
 table and the picture of what was measured before. What was made in `--work` is not made again.
 """
@@ -49,7 +50,7 @@ from smallbert.texts.data import STUDENT, tokenise
 TEACHER, TASK, EXAMPLES = "teacher", "sst2", 8000
 EXPORTS = {"onnx": "onnx", "int8": "onnx-int8"}
 LENGTHS = [32, 128]
-AXIS = "times as fast as the teacher in torch: int8 in onnxruntime, one text of 128 tokens, one CPU thread"
+AXIS = "times as fast as the teacher in torch on the same text: int8 in onnxruntime, 128 tokens, one CPU thread"
 BRIEF = argparse.Namespace(teacher="finetune(epochs=0.1, batch=32)", epochs=0.1, batch=32, copies="")
 
 
@@ -103,18 +104,25 @@ def measure_round(row: dict[str, Any], work: Path, seconds: float) -> dict[str, 
     return {f"{one['name']}, {one['length']}": one["faster"] for one in timed if one["name"] != "reference"}
 
 
+def faster(record: dict[str, Any], column: str) -> dict[str, float]:
+    """How many times as fast as the teacher in torch each student reads the same text, in its own tokens."""
+    whole = record["rows"][0]["tokens"]
+    return {row["student"]: row[column] * whole / row["tokens"] for row in record["rows"] if column in row}
+
+
 def to_table(record: dict[str, Any], students: Sequence[Student]) -> list[str]:
     """One line a student, fastest last, as docs/distillation.md has it."""
-    rows = sorted(record["rows"], key=lambda row: row["torch, 128"])
-    columns = [f"{way}, {length}" for way in ("torch", "int8") for length in LENGTHS]
+    columns = {
+        column: faster(record, column) for column in (f"{way}, {n}" for way in ("torch", "int8") for n in LENGTHS)
+    }
     lines = [f"| | MB | MB, int8 | tokens | {' | '.join(columns)} | keeps |", "|---" * (len(columns) + 5) + "|"]
     kept = {student.name: str(student.taught) for student in students}
-    for row in rows:
-        sizes = [f"{row[name] / 1e6:.1f}" if name in row else "" for name in ("bytes, torch", "bytes, int8")]
-        times = [to_digits(row[column]) if column in row else "" for column in columns]
+    for row in sorted(record["rows"], key=lambda row: columns["torch, 128"][row["student"]]):
+        name = row["student"]
+        sizes = [f"{row[column] / 1e6:.1f}" if column in row else "" for column in ("bytes, torch", "bytes, int8")]
+        times = [to_digits(found[name]) if name in found else "" for found in columns.values()]
         tokens = f"{row['tokens'] / record['rows'][0]['tokens']:.2f}"
-        cells = [f"`{row['student']}`", *sizes, tokens, *times, kept.get(row["student"], "")]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join([f'`{name}`', *sizes, tokens, *times, kept.get(name, '')])} |")
     return lines
 
 
@@ -143,7 +151,8 @@ def main() -> None:
     parser.add_argument("--out", default="results/student_speed")
     parser.add_argument("--draw", action="store_true", help="measure nothing")
     given = parser.parse_args()
-    path, work, students = Path(given.out) / "cpu.json", Path(given.work), read_students(Path(given.study))
+    path, students = Path(given.out) / "cpu.json", read_students(Path(given.study))
+    work = Path(given.work) / Path(given.model).name
     if not given.draw:
         task = limit(task_from(TASK, given.data), EXAMPLES)
         names = [TEACHER, *given.presets.split(",")]
@@ -160,15 +169,23 @@ def main() -> None:
                     taken[column].append(round(times, 3))
                 print(f"round {number + 1}: {row['student']} {dict(taken)}", flush=True)
         rows = [row | {column: median(all) for column, all in rounds[row["student"]].items()} for row in rows]
-        about = f"--rounds {given.rounds} --seconds {given.seconds:g}"
-        command = f"python benchmarks/student_speed.py {Path(given.model).name} --data data {about}"
-        facts = {"benchmark": "student_speed", "command": command, "rows": rows, "rounds": rounds, "fewer": fewer}
+        about = f"--presets {given.presets} --rounds {given.rounds} --seconds {given.seconds:g}"
+        command = f"python benchmarks/student_speed.py {Path(given.model).name} --data DATA {about}"
+        most = os.environ["ONEDNN_MAX_CPU_ISA"]
+        facts = {
+            "benchmark": "student_speed",
+            "command": command,
+            "ONEDNN_MAX_CPU_ISA": most,
+            "rows": rows,
+            "rounds": rounds,
+            "fewer": fewer,
+        }
         write_json(path, {**facts, "versions": versions(), "machine": machine()})
     record = json.loads(path.read_text(encoding="utf-8"))
     print("\n".join(to_table(record, students)))
-    faster = {row["student"]: row["int8, 128"] for row in record["rows"] if "int8, 128" in row}
+    times = faster(record, "int8, 128")
     shown = sorted(
-        (student._replace(times=faster[student.name]) for student in students if student.name in faster),
+        (student._replace(times=times[student.name]) for student in students if student.name in times),
         key=lambda student: student.times,
     )
     title = f"% of the teacher's score, {Path(given.model).name}, {Path(given.study).name}"
