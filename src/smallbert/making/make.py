@@ -13,6 +13,7 @@ import torch
 
 from smallbert.errors import RunError, UserError
 from smallbert.machine.files import alone_in, is_full_disk, move_folder, write_json, write_text
+from smallbert.machine.memory import hand_back
 from smallbert.machine.processes import from_main, processes
 from smallbert.making.estimate import files_read
 from smallbert.making.places import Place, check_writable, find_place, known_card, remove_empty
@@ -86,6 +87,7 @@ def make_one(
     from_main(lambda: check_writable(out, place))
     try:
         with ExitStack() as held:
+            held.callback(hand_back)
             held.callback(remove_empty, place.work)
             if alone and processes().is_main_process:
                 held.enter_context(alone_in(place.work))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smallbert.errors import UserError
+from smallbert.machine.memory import hand_back
 from smallbert.machine.processes import processes
 from smallbert.making.estimate import (
     LATEST,
@@ -151,6 +152,7 @@ def run_recipe(
     _look_ahead(encoder, phases, texts, places, setting)
     for number, (phase, so_far, kept) in enumerate(zip(phases, texts, places, strict=True), 1):
         outcome = _run_phase(outcome, phase, so_far, setting, marks, kept, last=number == len(phases))
+        hand_back()
         if outcome.diverged:
             break
     outcome.encoder.eval()

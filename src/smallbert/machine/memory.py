@@ -1,0 +1,12 @@
+"""Memory that nothing holds any more."""
+
+import ctypes
+import sys
+
+
+def hand_back() -> None:
+    """Give freed memory back to the system, which glibc keeps for later in pieces that the next model may not fit in."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(0)
