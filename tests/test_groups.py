@@ -27,6 +27,12 @@ def test_seeds_are_taken_together_and_lost_runs_are_counted():
     assert number(first, "size") == 90e6
 
 
+def test_a_row_knows_what_its_good_seeds_get_right():
+    fields = [{"seed": 0, "right": "b"}, {"seed": 1, "status": "diverged", "why": "chance", "right": "a"}]
+    (row,) = group_cards([invented_card("a", 80.0, 50, **some) for some in fields])
+    assert row["right"] == ["b"]
+
+
 def test_names_show_only_what_tells_rows_apart():
     assert short_names(eight_cards())[:4] == [
         "baseline",
@@ -61,3 +67,5 @@ def test_the_baseline_is_what_least_was_done_to():
     assert pick_baseline([small, invented_card("finetune | mix_layers", 80, 20.5)]) == small
     given = invented_card("identity", 88, 45)  # in half precision, and all that is trained from it is not
     assert pick_baseline([invented_card("finetune", 90, 90), given]) == given
+    other = invented_card("finetune", 90, 90, model="larger", model_fingerprint="0" * 16)  # not made of that one
+    assert pick_baseline([other, given]) == other

@@ -6,7 +6,10 @@ import sys
 import pytest
 from invented import invented_card
 
+from smallbert.making.run import run_recipe
 from smallbert.measuring.shelf import save_card
+from smallbert.model.folders import save_folder
+from smallbert.tiny import make_encoder, make_task
 
 COMPILER = {"torch._dynamo", "torch._inductor", "sympy"}
 MODELS = COMPILER | {"transformers", "sklearn", "pandas", "scipy", "onnx", "onnxruntime"}
@@ -32,6 +35,14 @@ def test_an_encoder_that_another_process_wrote_runs(tmp_path):
     subprocess.run([sys.executable, "-c", make], check=True, capture_output=True)
     done = subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["(3, 2)", "True"]
+
+
+@pytest.mark.parametrize("recipe", ["head | lstm(8, inner=8)", "head | bottleneck(embed=8)"])
+def test_a_student_of_another_family_is_read_by_a_process_that_made_none(recipe, tmp_path):
+    save_folder(run_recipe(recipe, make_encoder(), make_task(8, 4)).encoder, tmp_path / "student")
+    code = f"from smallbert import load; print(load({str(tmp_path / 'student')!r}).history[-1]['step'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(recipe.split(" | ")[1].split("(")[0])
 
 
 def run(code):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from smallbert.errors import UserError
-from smallbert.measuring.metrics import entities, normalise, paired_error, score, wilson
+from smallbert.measuring.metrics import entities, normalise, paired_error, right_ones, score, wilson
 from smallbert.tasks import Split, Task
 
 GENERATOR = np.random.default_rng(7)
@@ -136,6 +136,17 @@ def test_squad_rules() -> None:
     assert got["em"]["value"] == 50, "the nearest of several answers counts"
     assert got["f1"]["value"] == pytest.approx(100 * (1 + 2 / 3) / 2)
     assert score(task, [None, ""], split)["f1"]["value"] == 0, "a missing prediction is wrong"
+
+
+def test_which_are_right_is_known_where_the_first_metric_is_their_share() -> None:
+    labels = [0, 1, 1, 0]
+    task, split = toy("classify", ("accuracy", "f1"), labels, ("a", "b"))
+    assert right_ones(task, [0, 1, 0, 0], split) == [True, True, False, True]
+    assert right_ones(toy("classify", ("mcc", "accuracy"), labels, ("a", "b"))[0], [0, 1, 0, 0], split) is None
+    gold = [{"text": ["the red house"], "answer_start": [0]}, {"text": ["1820"], "answer_start": [0]}]
+    task, split = toy("answer", ("em", "f1"), gold)
+    assert right_ones(task, ["red house", "in 1820"], split) == [True, False]  # the second is right in part
+    assert right_ones(toy("answer", ("f1", "em"), gold)[0], ["red house", "in 1820"], split) is None
 
 
 def test_unanswerable_rules() -> None:

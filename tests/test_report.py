@@ -234,6 +234,8 @@ def test_a_baseline_larger_than_the_files_it_was_made_from_is_told(tmp_path):
     assert "counts from" not in printed([{**card, "model_bytes": 130_000_000} for card in cards])
     assert "counts from" not in printed([{**card, "model_bytes": None} for card in cards])
     assert "counts from" not in printed(cards[:1])
+    larger = [cards[0] | {"model_bytes": 130_000_000}, cards[1] | {"model_bytes": 20_000_000}]
+    assert "counts from" not in printed(larger)  # only the baseline is what the others are counted from
 
 
 def test_tasks_get_a_section_each_and_machinery_checks_a_warning(tmp_path):

@@ -310,6 +310,10 @@ def test_an_export_says_what_its_head_was_trained_on(tmp_path):
     assert told(run(f"{short} | drop_layers(1)", learned, pair).encoder) is True
     rows = {name: replace(split, pairs=split.texts) for name, split in single.splits.items()}
     assert told(run(short, learned, replace(single, splits=rows)).encoder) is True
+    assert told(run("head", learned, replace(single, labels=("x", "y", "z"))).encoder) is None  # a new head
+    corpus = str(Path(__file__).parent / "data" / "own" / "text.txt")
+    recipe = f"pretrain({corpus!r}, steps=2, batch=2, length=16)"
+    assert told(run(recipe, learned, replace(single, splits=rows), judge=False).encoder) is False  # no task was learned
 
 
 def test_unknown_routes_and_methods(exports):

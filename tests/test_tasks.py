@@ -236,6 +236,8 @@ DOUBTS = [
     (HALF[:20], DRAWN[:20], {}, None),  # few enough for classes
     (DRAWN, DRAWN[::-1], {}, "60 different labels, in 60 rows, most of several words"),
     (DRAWN, [f"a premise of some words {row // 3}" for row in range(60)], {}, None),  # 20 of them
+    (DRAWN, [f"a premise of some words {row % 21}" for row in range(60)], {}, "21 different labels, in 60 rows"),
+    (DRAWN, [-row for row in range(60)], {}, "60 different labels, all numbers"),
     (DRAWN * 2, [f"a premise of some words {row // 3}" for row in range(120)], {}, "40 different labels, in 120 rows"),
     (DRAWN, list(range(60)), {}, "60 different labels, all numbers, in 60 rows: .*--kind regress"),
     (DRAWN, [max(row, 9) for row in range(60)], {}, "51 different labels, all numbers"),  # some of them twice

@@ -37,6 +37,7 @@ class Kind:
     encode: Callable[[Model, list[Any]], list[Encoded]]
     tell: Callable[[Model, Encoded, list[np.ndarray]], dict[str, Any]]
     named: frozenset[str] = frozenset()  # names by which the parts of a single row may be given
+    as_learned: bool = False  # reads single texts and pairs, but of one model only what its head has learned from
 
 
 def set_up(model: Model, direction: str = "right") -> None:
@@ -55,7 +56,7 @@ def set_up(model: Model, direction: str = "right") -> None:
 def kind_of(model: Model) -> Kind:
     """The kind of a model; one whose head has learned from pairs of texts reads nothing else, or from texts alone."""
     kind = KINDS[model.kind]
-    if kind.encode is not _encode_texts or model.pairs is None:
+    if not kind.as_learned or model.pairs is None:
         return kind
     wants, read = ("a pair of strings", _read_pair) if model.pairs else ("a single string", _read_single)
     return replace(kind, wants=f"{wants}, as this model was trained on", read=read)
@@ -162,8 +163,8 @@ def _softmax(scores: np.ndarray) -> np.ndarray:
 
 _TEXT = "a string, or a pair of strings"
 KINDS: dict[str, Kind] = {
-    "classify": Kind(_TEXT, _read_text, _encode_texts, _tell_class),
-    "regress": Kind(_TEXT, _read_text, _encode_texts, _tell_number),
+    "classify": Kind(_TEXT, _read_text, _encode_texts, _tell_class, as_learned=True),
+    "regress": Kind(_TEXT, _read_text, _encode_texts, _tell_number, as_learned=True),
     "tag": Kind("a string, or a list of words", _read_words, _encode_words, _tell_tags),
     "answer": Kind(
         "a pair of strings, question and context", _read_pair, _encode_questions, _tell_answer, frozenset(QUESTION)

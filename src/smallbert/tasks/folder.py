@@ -157,17 +157,19 @@ def _doubt_classes(path: Path, chosen: Mapping[str, str], texts: list[tuple[Any,
         return
     words = median(len(str(value).split()) for value in labels)
     swapped = f"if the two were mixed up, write --text {quote(label)} --label {quote(text)}"
-    signs = {
-        f"and '{text}' only {different:,}: {swapped}": classes > different and not chosen["pair"],
-        f"in only {different:,} different text{'s' * (different > 1)}": classes > different,
-        f"in {len(labels):,} rows, most of several words: if it holds the texts, choose by --text and --label": (
-            4 * classes > len(labels) and words > SHORT
+    signs = [
+        (classes > different and not chosen["pair"], f"and '{text}' only {different:,}: {swapped}"),
+        (classes > different, f"in only {different:,} different text{'s' * (different > 1)}"),
+        (
+            4 * classes > len(labels) and words > SHORT,
+            f"in {len(labels):,} rows, most of several words: if it holds the texts, choose by --text and --label",
         ),
-        f"all numbers, in {len(labels):,} rows: if numbers are to be predicted, write --kind regress": (
-            2 * classes > len(labels) and all(re.fullmatch(r"-?\d+", _class_name(value)) for value in labels)
+        (
+            2 * classes > len(labels) and all(re.fullmatch(r"-?\d+", _class_name(value)) for value in labels),
+            f"all numbers, in {len(labels):,} rows: if numbers are to be predicted, write --kind regress",
         ),
-    }
-    if sign := next((sign for sign, seen in signs.items() if seen), None):
+    ]
+    if sign := next((said for seen, said in signs if seen), None):
         raise UserError(
             f"{path}: column '{label}' has {classes:,} different labels, {sign}; if these are classes all the same, "
             "write --kind classify"
