@@ -4,6 +4,7 @@ import ast
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -57,12 +58,18 @@ def call(capsys):
     return run
 
 
+def without_guess(error):
+    """What is said on stderr, but for how a user's own data were read."""
+    return re.sub(r"^\S+: guessed by name: .*\n", "", error, count=1)
+
+
 @pytest.fixture
 def refused(call):
     """What a command line that must be refused says; nothing else is allowed to happen."""
 
     def run(*words, code=2, lines=1):
         got, out, error = call(*words)
+        error = without_guess(error)
         assert (got, out) == (code, ""), error
         assert error.startswith("error: ") and error.count("\n") == lines and "Traceback" not in error
         return error
@@ -211,6 +218,10 @@ def test_finetune_compress_eval_report_export(call, model, data, tmp_path):
     code, out, _ = call("eval", small, "--task", data, "--split", "train", "--out", cards)
     assert code == 0 and "accuracy on train (200 examples): " in out
     assert len(list(cards.iterdir())) == 2  # other examples, another card
+    rows = (Path(data) / "dev.csv").read_text().replace("good\n", "1\n").replace("bad\n", "0\n")
+    (tmp_path / "numbers.csv").write_text(rows)
+    code, _, error = call("eval", small, "--task", tmp_path / "numbers.csv", "--split", "train")
+    assert code == 0 and "guessed by name" in error and "classes bad, good are read as 0, 1" in error
 
     code, out, _ = call("report", cards, "--budget", "size<=1MB", "--json")
     assert code == 0 and "<svg" in (cards / "report" / "index.html").read_text()
@@ -429,7 +440,8 @@ def test_a_folder_with_something_else_is_not_written_over(refused, model, data, 
 
 def test_full_disk(refused, call, model, data, tmp_path, monkeypatch):
     words = ["compare", model, "--task", data, "--out", tmp_path, "--recipes"]
-    assert call(*words, "head")[0] == 0
+    recipe = "finetune(epochs=8, lr=5e-3, batch=16)"
+    assert call(*words, recipe)[0] == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
     def full(handle):
@@ -437,7 +449,7 @@ def test_full_disk(refused, call, model, data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     assert "No space left on device" in refused("finetune", model, "--task", data, "--out", tmp_path / "new", code=1)
-    code, _, error = call(*words, "head; head | drop_layers(1)")
+    code, _, error = call(*words, f"{recipe}; {recipe} | drop_layers(1)")
     assert code == 1 and "No space left on device" in error and "Traceback" not in error
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -448,7 +460,9 @@ def test_errors_of_other_kinds(call, model, data, tmp_path, monkeypatch):
             raise error
 
         monkeypatch.setattr("smallbert.making.make.run_recipe", fail)
-        return call("finetune", model, "--task", data, "--out", tmp_path / "out")
+        code, out, said = call("finetune", model, "--task", data, "--out", tmp_path / "out")
+        assert "kind 'classify' guessed from the labels" in said  # before anything was run
+        return code, out, without_guess(said)
 
     code, _, error = fail_with(ZeroDivisionError("oh"))
     assert (code, error) == (1, "error: ZeroDivisionError: oh; add --debug to see where it comes from\n")

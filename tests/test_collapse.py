@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from toys import run, small, toy_task
 
+from smallbert.errors import UserError
 from smallbert.measuring import collapse
 from smallbert.measuring.collapse import COLLAPSES, find_collapse
 
@@ -68,7 +69,19 @@ def test_what_was_destroyed_without_training_is_called_diverged(learned, splits)
     task = replace(whole, splits={name: whole.splits[name] for name in splits})
     assert run("quantize(8)", learned, task).diverged == ""
     assert run("prune(0.01)", learned, task).diverged.startswith(f"on a sample of {splits[0]}, ")  # and of no steps
-    assert run("head", learned, task).diverged == ""  # a new one, of which nothing was to be expected
+    assert run("head", learned, task).diverged == "its head is new, and nothing has trained it"
+    assert run("quantize(8)", small(), task).diverged == "its head is new, and nothing has trained it"
+
+
+def test_a_trained_head_is_not_thrown_away_without_training(learned):
+    other = replace(toy_task("classify"), labels=("awful", "fine"), name="reviews")
+    with pytest.raises(UserError, match=r"classes named .* where reviews has awful, fine, and nothing says which"):
+        run("quantize(8)", learned, other)
+    with pytest.raises(UserError, match=r"its head is for classify .*; fine-tune it on the task first"):
+        run("quantize(8)", learned, toy_task("regress"))
+    told = run("train(epochs=0.1)", learned, other, judge=False).notes
+    had = ", ".join(learned.head.labels)
+    assert told[0] == f"the head for classify {had} was replaced by a new one for classify awful, fine"
 
 
 def test_how_briefly_was_trained_is_said_of_all_phases_together(learned, tmp_path):

@@ -113,8 +113,6 @@ def _make(
             print_json({"folder": out, "card": card})
         else:
             tell_all(say, [card])
-            if Path(task).exists() and read.note:  # what was guessed of a user's own data
-                say.line(f"{task}: {read.note}")
             tell_troubles(say, [card])
             old = (Path(out) / "card.json").stat().st_mtime < begun
             say.show(f"The model is in {out}{'; it was there already, and nothing was run' if old else ''}")

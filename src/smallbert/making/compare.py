@@ -22,7 +22,8 @@ from smallbert.measuring.budget import Budget
 from smallbert.measuring.card import RESULT, Card, card_key
 from smallbert.measuring.shelf import keep_budget
 from smallbert.model.anatomy import FAMILIES
-from smallbert.model.answering import answers_as_it_is, in_order_of
+from smallbert.model.answering import match_labels
+from smallbert.model.encoder import HEAD
 from smallbert.model.folders import load_folder
 from smallbert.presets import PRESETS
 from smallbert.recipes.recipe import Recipe
@@ -86,8 +87,13 @@ def compare(
     The budget decides nothing here; it is kept beside the cards for their page.
     """
     out, seeds = Path(out), list(dict.fromkeys(seeds))
-    if answers_as_it_is(in_order_of(start.encoder, task), task) and all(len(entry.recipe) for entry in entries):
-        entries = [Entry(Recipe(""), AS_GIVEN), *entries]  # what the others were made of is what they are measured by
+    if HEAD in start.encoder.heads and all(len(entry.recipe) for entry in entries):
+        try:
+            match_labels(start.encoder, task)
+        except UserError as error:
+            line(f"there is no row {AS_GIVEN!r}: {error}")
+        else:  # what the others were made of is what they are measured by
+            entries = [Entry(Recipe(""), AS_GIVEN), *entries]
     cards: list[Card] = []
     task = at_length(start, task, length)
     total = len(entries) * len(seeds)

@@ -13,7 +13,7 @@ from smallbert.errors import UserError
 from smallbert.measuring.cost import weights_of
 from smallbert.methods import METHODS, Method
 from smallbert.model.anatomy import linears
-from smallbert.model.answering import answers_as_it_is, in_order_of, is_made_for
+from smallbert.model.answering import answers_as_it_is, in_order_of, is_made_for, match_labels
 from smallbert.model.encoder import HEAD, Encoder
 from smallbert.progress import Say
 from smallbert.recipes.recipe import Recipe
@@ -53,13 +53,17 @@ def estimate(encoder: Encoder, recipe: Recipe | str) -> dict[str, Any]:
 def phases_of(recipe: Recipe, encoder: Encoder, task: Task | None) -> list[tuple[Method, ...]]:
     """The recipe's phases; an encoder without a head for the task gets one first, unless the recipe says which.
 
-    What is not trained keeps a head that can be scored, since a new one would know nothing.
+    What is not trained keeps a head that can be scored, since a new one would know nothing, and one that was made for
+    something else is refused.
     """
     phases = [tuple(phase) for phase in recipe.phases()]
     needed = next((n for n, phase in enumerate(phases, 1) if any(method.trains for method in phase)), len(phases))
     named = any(method.name == "head" for phase in phases[:needed] for method in phase)
-    fits = is_made_for if any(method.trains for phase in phases for method in phase) else answers_as_it_is
+    trained = any(method.trains for phase in phases for method in phase)
+    fits = is_made_for if trained else answers_as_it_is
     if task is not None and not named and not fits(encoder, task):
+        if HEAD in encoder.heads and not trained:
+            match_labels(encoder, task)  # says why not
         phases.insert(0, (METHODS["head"](),))
     return phases
 

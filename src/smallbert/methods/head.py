@@ -7,7 +7,9 @@ import torch
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model import heads
+from smallbert.model.answering import in_words
 from smallbert.model.encoder import HEAD, PLAIN
+from smallbert.progress import note
 
 
 class Head(Method):
@@ -40,6 +42,8 @@ class Head(Method):
 
     def fill(self, encoder: Any, before: Any, plan: dict[str, Any], task: Any, seed: int) -> None:
         """Draw the new weights; what came from the pooler stays."""
+        if HEAD in before.heads and (was := in_words(before.heads[HEAD])) != (now := in_words(encoder.head)):
+            note(f"the head for {was} was replaced by a new one for {now}")
         head = encoder.head
         kept = head.dense if plan["from_pooler"] else None
         head.to("cpu")

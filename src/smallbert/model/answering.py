@@ -35,8 +35,13 @@ def check_head(head: Any, task: Task, name: str = "this model") -> None:
         return
     has = "it has no task head"
     if head is not None and head.kind is not None:
-        has = f"its head is for {' '.join([head.kind, ', '.join(head.labels[:NAMED])]).strip()}"
+        has = f"its head is for {in_words(head)}"
     raise UserError(f"{name} cannot be scored on {task.name} ({task.kind}): {has}; fine-tune it on the task first")
+
+
+def in_words(head: Any) -> str:
+    """What a head answers: classify bad, good."""
+    return f"{head.kind} {', '.join(head.labels[:NAMED])}".strip()
 
 
 def order_labels(labels: Sequence[str], task: Task, name: str = "this model") -> list[int] | None:
