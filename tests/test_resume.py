@@ -74,6 +74,16 @@ def no_pickle(folder: Path) -> bool:
     return bool(files) and all(file.suffix in (".safetensors", ".json") for file in files)
 
 
+def test_time_of_interrupted_parts_counts(tmp_path):
+    with killed_at(7):
+        run(RECIPE, small(), TASK, work=tmp_path, pause=0.0)
+    state = tmp_path / "phase-3.checkpoint" / "state.json"
+    about = json.loads(state.read_text())
+    assert 0 < about["seconds"] < 100
+    state.write_text(json.dumps({**about, "seconds": about["seconds"] + 1000}))
+    assert 1000 < run(RECIPE, small(), TASK, work=tmp_path, pause=0.0).seconds < 1100
+
+
 def test_kill_minus_nine_in_the_middle(tmp_path):
     options = {"capture_output": True, "text": True, "timeout": 120}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -250,7 +250,7 @@ def _run_phase(
         method.settle(phase)
     phase.fold()
     outcome.notes += [note for note in phase.notes if note not in outcome.notes]
-    outcome.seconds = before.seconds + time.monotonic() - begun
+    outcome.seconds = before.seconds + phase.earlier + time.monotonic() - begun
     outcome.traces = {name: list(found) for name, found in before.traces.items()}
     for name, found in phase.traces.items():
         later = [{**entry, "step": before.steps + entry["step"]} for entry in found]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def save_checkpoint(phase: Phase, folder: Path, key: str) -> None:
     with write_folder(folder) as aside:
         write_tensors(aside / "state.safetensors", tensors)
         about = {"step": phase.step, "total": phase.total, "key": key, "notes": phase.notes, "traces": phase.traces}
+        about["seconds"] = phase.earlier + time.monotonic() - phase.begun
         write_json(aside / STATE, about)
 
 
@@ -81,4 +83,5 @@ def load_checkpoint(phase: Phase, folder: Path, key: str) -> bool:
         state.setdefault(int(number), {})[entry] = tensor
     phase.optimiser.load_state_dict({**whole, "state": state})
     phase.step, phase.traces = about["step"], about["traces"]
+    phase.earlier = about.get("seconds", 0.0)  # which older checkpoints do not have
     return True

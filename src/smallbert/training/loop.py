@@ -85,7 +85,6 @@ def train(
     phase.encoder.eval()
     phase.modules.eval()
     phase.set_dials()  # every dial at its end
-    watch.finish()
 
 
 @contextmanager
@@ -248,7 +247,7 @@ class _Watch:
 
     def __init__(self, phase: Phase, say: Say):
         self.phase, self.say = phase, say
-        self.begun, self.first, self.last = time.monotonic(), phase.step, 0.0
+        self.last = 0.0
 
     def note(self, loss: Tensor) -> None:
         phase = self.phase
@@ -261,9 +260,6 @@ class _Watch:
         if now - self.last > 0.2 or phase.step == phase.total:
             self.last = now
             self.say("training", phase.step, phase.total, f"loss {value:.3f}")
-
-    def finish(self) -> None:
-        self.phase.seconds = time.monotonic() - self.begun
 
 
 def _sum_over_processes(parameters: list[nn.Parameter]) -> None:

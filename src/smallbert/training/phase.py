@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,7 +76,8 @@ class Phase:
         self._turned: dict[str, float] = {}  # where each dial stands
         self._products: dict[str, Product] = {}  # what methods say about the weight of each loss term
         self._weights = torch.zeros(0, device=self.device)  # and what comes of it, in that order, for all at once
-        self.seconds = 0.0
+        self.earlier = 0.0  # seconds that interrupted runs have spent on what was kept of this phase
+        self.begun = time.monotonic()
         self.optimiser: torch.optim.Optimizer | None = None
         self.say: Callable[[str, int, int, str], None] = lambda stage, done, total, info: None
 
