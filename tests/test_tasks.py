@@ -72,7 +72,7 @@ def test_notes_say_what_is_not_official() -> None:
     assert "train is train_subset_3.tsv" in load_task("mnli", DATA).note
     assert "train is train_rebuilt.tsv" in load_task("qnli", DATA).note
     assert "not the GLUE split" in load_task("qqp", DATA).note
-    assert "1 empty texts in dev" in load_task("qqp", DATA).note
+    assert "1 empty text in dev" in load_task("qqp", DATA).note
     assert "1 broken or without gold label" in load_task("qqp", DATA).note
     snli = load_task("snli", DATA)
     assert "dev is test.tsv" in snli.note and len(snli.split("train")) == 3, "the row without gold label is left out"
@@ -178,7 +178,7 @@ def test_own_csv_is_guessed_and_said() -> None:
     texts = task.split("train").texts + task.split("dev").texts
     assert 'Warm, funny and "true".' in texts and "Two\nlines of praise." in texts
     assert {"r1", "r10"} <= set(task.split("train").ids + task.split("dev").ids)
-    said = ("text column 'Review'", "label column 'Stars'", "kind 'classify'", "9 train, 1 dev rows", "1 empty texts")
+    said = ("text column 'Review'", "label column 'Stars'", "kind 'classify'", "9 train, 1 dev rows", "1 empty text")
     for part in said:
         assert part in task.note
     assert "guessed by name" not in load_task(DATA / "own" / "reviews.csv", text="Review", label="Stars").note

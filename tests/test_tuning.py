@@ -621,4 +621,4 @@ def test_what_matters_is_told_from_what_does_not():
     ]
     shares = importances(records)
     assert next(iter(shares)) == "rate" and shares["rate"] > 0.7 and shares["colour"] < 0.2 and shares["width"] < 0.2
-    assert importances(records[:1]) == {"rate": 0.0, "colour": 0.0, "width": 0.0}
+    assert importances(records[:1]) == {"rate": None, "colour": None, "width": None}

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smallbert.errors import UserError
-from smallbert.measuring.shelf import load_card
+from smallbert.measuring.groups import given_name
+from smallbert.measuring.shelf import card_beside
 from smallbert.methods import METHODS
 from smallbert.model.anatomy import FAMILIES
 from smallbert.presets import PRESETS
@@ -96,6 +97,7 @@ def inspect_folder(folder: Path | str) -> dict[str, Any]:
     config, steps = encoder.backbone.config, [entry["step"] for entry in encoder.history]
     head = encoder.head if HEAD in encoder.heads else None
     own, empty = folder / "encoder.json", without_weights(encoder)
+    card, damage = card_beside(folder)
     return {
         "family": encoder.family,
         "layers": len(encoder.order),
@@ -108,9 +110,11 @@ def inspect_folder(folder: Path | str) -> dict[str, Any]:
         "mixture": encoder.mixture is not None,
         "layout": json.loads(own.read_text(encoding="utf-8"))["layout"] if own.is_file() else "huggingface",
         "history": encoder.history,
-        "recipe": " | ".join(steps) or None,
+        "recipe": given_name({**card, "preset": None}) if card else None,
+        "steps": steps,
         "presets": [{"preset": preset.name, **estimate(empty, preset.recipe)} for preset in PRESETS.values()],
-        "card": load_card(folder / "card.json") if (folder / "card.json").is_file() else None,
+        "card": card,
+        "damage": damage,
     }
 
 

@@ -107,7 +107,7 @@ def check(folder: Folder, json: Json = False) -> None:
             print_json({"folder": folder, "shards": len(store.about["shards"]), "wrong": wrong})
         else:
             say.show(
-                f"{len(wrong)} of {len(store.about['shards'])} shards are damaged" if wrong else "all shards are intact"
+                f"damaged shards: {len(wrong)} of {len(store.about['shards'])}" if wrong else "all shards are intact"
             )
     if wrong:
         raise typer.Exit(1)

@@ -51,6 +51,8 @@ def inspect(model: Model, json: Json = False) -> None:
         found = {"model": model, **catalog.inspect_folder(find_model(model, say.line))}
         if json:
             return print_json(found)
+        for trouble in found["damage"]:
+            say.line(trouble)
         say.show(_facts(found))
         say.show(_table("what presets would make of it (an estimate)", found["presets"], _ESTIMATES))
         if found["card"]:
@@ -93,7 +95,8 @@ def report(
         if json:
             counts = {"cards": len(cards), "errors": len(errors)}
             return print_json({"page": str(page), **counts, "budget": str(limits) if limits else None})
-        told = f"{len(cards)} runs" if cards else f"{len(errors)} comparison{'s' * (len(errors) != 1)} of two models"
+        count, what, of = (len(cards), "run", "") if cards else (len(errors), "comparison", " of two models")
+        told = f"{count} {what}{'s' * (count != 1)}{of}"
         within = f", the best within {limits.in_words()}" if limits and cards else ""
         say.show(f"Report on {told}{within}: {page}")
 
@@ -222,7 +225,7 @@ def _facts(found: dict[str, Any]) -> Any:
         "bytes": ", ".join(f"{part} {count:,}" for part, count in size.items()),
         "head": f"{head['kind']}, {', '.join(head['labels'])}" if head else "none yet",
         "loads with": "transformers and smallbert" if found["layout"] == "huggingface" else "smallbert",
-        "recipe": found["recipe"] or "none: the model is unchanged",
+        "recipe": found["recipe"] or f"not known; what was done: {', '.join(found['steps']) or 'nothing'}",
     }
     for name, value in shown.items():
         table.add_row(name, _cell(value))

@@ -27,7 +27,7 @@ from smallbert.measuring.disk import measure_bytes
 from smallbert.measuring.evaluate import evaluate
 from smallbert.measuring.model import measure_model
 from smallbert.measuring.pruned import told_once
-from smallbert.measuring.shelf import load_card
+from smallbert.measuring.shelf import card_beside, load_card
 from smallbert.model.answering import match_labels, note_names, with_plain_head
 from smallbert.model.encoder import PLAIN
 from smallbert.model.folders import save_folder
@@ -130,9 +130,8 @@ def make_eval_card(
     task = at_length(start, task, length)
     encoder = match_labels(start.encoder, task)
     found = measure_model(encoder, start.folder, task, split, say)
-    notes, about = found.pop("notes"), start.folder / "card.json"
-    notes += note_names(encoder.head.labels, task)
-    own = load_card(about) if about.is_file() else None
+    own, damage = card_beside(start.folder)
+    notes = [*found.pop("notes"), *note_names(encoder.head.labels, task), *damage]
     steps = " | ".join(entry["step"] for entry in encoder.history)
     facts = _facts(start, steps or "identity", task, 0, split) | {"model_bytes": found["bytes"]["total"]}
     if own is not None:

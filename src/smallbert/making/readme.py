@@ -10,7 +10,7 @@ from smallbert.measuring.pruned import weights_left
 
 def model_readme(card: Card, layout: str) -> str:
     """A model's README as Markdown, all of it from its card."""
-    title = f"# {card['model']} for {card['task']}, {card['preset'] or 'made small'}"
+    title = f"# {card['model']} for {card['task']}{', ' * bool(card['preset'])}{card['preset'] or ''}"
     lines = [title, "", f"Made by smallbert from {card['model']} for the task {card['task']}."]
     if card["kind"] == MACHINERY_CHECK:
         lines += ["", "**A machinery check: a tiny random model on toy data. Its scores mean nothing.**"]

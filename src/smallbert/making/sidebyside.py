@@ -14,7 +14,7 @@ from smallbert.measuring.errors import compare_answers, positive_class
 from smallbert.measuring.evaluate import note_unread
 from smallbert.measuring.groups import short_recipes
 from smallbert.measuring.judged import Answers, read_answers
-from smallbert.measuring.shelf import load_card
+from smallbert.measuring.shelf import card_beside
 from smallbert.model.answering import match_labels
 from smallbert.model.heads import plain_names, same_labels
 from smallbert.tasks import Task
@@ -111,8 +111,7 @@ def _cut(note: str | None) -> str:
 
 
 def _card(start: Start) -> dict[str, Any] | None:
-    path = start.folder / "card.json" if start.folder else None
-    return load_card(path) if path and path.is_file() else None
+    return card_beside(start.folder)[0] if start.folder else None
 
 
 def _tell(say: Say, side: str) -> Say:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from smallbert.errors import UserError
 from smallbert.measuring.card import Card, number, reason
-from smallbert.recipes.registry import did_you_mean, known
+from smallbert.recipes.registry import suggest
 
 
 class Measure(NamedTuple):
@@ -142,13 +142,15 @@ def _limit(name: str, sign: str, digits: str, unit: str, metrics: Sequence[str])
         return Limit(name, sign, value if unit or abs(value) > 1 else value * 100)  # 0.90 and 90 mean the same
     if name not in MEASURES:
         names = [*MEASURES, *metrics]
-        raise UserError(f"a budget has no measure called {name!r}.{did_you_mean(name, names)}{known(names)}")
+        raise UserError(f"a budget has no measure called {name!r}.{suggest(name, names)}")
     units = MEASURES[name].units
     if unit.lower() not in units:
         examples = ", ".join(f"{name}{sign}{digits}{written}" for written in _written_units(name))
         raise UserError(
             f"{name}{sign}{digits}{unit} has {'no' if not unit else 'an unknown'} unit; write one of: {examples}"
         )
+    if value < 0:
+        raise UserError(f"{name}{sign}{digits}{unit} cannot be kept: a {name} is never below 0")
     return Limit(name, sign, value * units[unit.lower()])
 
 

@@ -52,13 +52,20 @@ def _read_card(text: str, where: str) -> Card:
     return dict(card)
 
 
+def card_beside(folder: Path | str) -> tuple[Card | None, list[str]]:
+    """The card in a model's folder, if there is one; and what is wrong with one that cannot be read."""
+    path = Path(folder) / "card.json"
+    try:
+        return (load_card(path) if path.is_file() else None), []
+    except UserError as error:
+        return None, [str(error)]
+
+
 def load_cards(folder: Path | str, kinds: tuple[str, ...] = (RESULT,)) -> list[Card]:
     """Read every card below a folder, sorted by file name; machinery checks only if their kind is asked for."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise UserError(
-            f"there is no folder of cards {str(folder)!r}; write the folder that --cards or --out was given"
-        )
+        raise UserError(f"there is no folder of cards {str(folder)!r}; write the --out of compare, study or eval")
     found: dict[str, Card] = {}
     single = (load_card(path) for path in sorted(folder.rglob("*.json")) if _looks_like_card(path))
     packed = (card for path in sorted(folder.rglob(PACK)) for card in load_pack(path).values())

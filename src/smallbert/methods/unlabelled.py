@@ -57,6 +57,8 @@ class Unlabelled(Method):
         if own == "unlabelled":
             rows = Split(rows.texts, rows.pairs, [None] * len(rows), rows.ids)
         more = self._read(phase.task.kind, rows.pairs is not None) if self.text else None
+        if more is not None:
+            phase.notes.append(f"unlabelled brought {len(more):,} text{'s' * (len(more) != 1)} without labels")
         return more if own == "left out" else joined(rows, more)
 
     def _cells(self, paired: bool) -> Iterator[list[str]]:

@@ -225,15 +225,16 @@ def describe_shares(shares: np.ndarray, norms: np.ndarray) -> dict[str, Any]:
             "bits": _spread([bits(row) for row in each]),
         }
         near, most = found[name]["bits"]["mean"], math.log2(each.shape[1])
+        over = f", mean over {len(each)} seeds" if len(each) > 1 else ""
         found[name]["says"] = None
         if near < UNIFORM:
             found[name]["says"] = (
-                f"the shares are nearly uniform (K = {near:.2f} bits), so their centre of gravity means nothing"
+                f"the shares are nearly uniform (K = {near:.2f} bits{over}), so their centre of gravity means nothing"
             )
         elif near > most - ONE:
             found[name]["says"] = (
-                f"nearly all of it lies on one layer (K = {near:.2f} of {most:.2f} bits): it picks one rather than "
-                "averaging several"
+                f"nearly all lies on one layer (K = {near:.2f} of {most:.2f} bits{over}): it picks one rather than "
+                f"averaging several{'; shares are means over seeds, which may pick others' * (len(each) > 1)}"
             )
     return found
 

@@ -14,7 +14,7 @@ from smallbert.errors import UserError
 from smallbert.methods import METHODS, RANGES, RESERVED, Method
 from smallbert.presets import PRESETS
 from smallbert.recipes.combining import Combines
-from smallbert.recipes.registry import did_you_mean, known
+from smallbert.recipes.registry import suggest
 from smallbert.recipes.syntax import SYNTAX, RecipeError, constant, dashed, error_at, operands, pointing, syntax_tree
 
 Part = TypeVar("Part", bound=Combines)
@@ -266,7 +266,7 @@ def _value(node: ast.AST | None, text: str) -> Any:
 
 def _unknown(name: str, node: ast.AST, text: str, hint: str = "") -> RecipeError:
     names = [*METHODS, *PRESETS]
-    what = f"no method or preset is called {name!r}.{hint}{did_you_mean(name, names)}{known(names)}"
+    what = f"no method or preset is called {name!r}.{hint}{suggest(name, names)}"
     return error_at(what, node, text)
 
 

@@ -48,7 +48,7 @@ class Registry(Mapping[str, Thing], Generic[Thing]):
         try:
             return self._things[plain(name)]
         except KeyError:
-            raise UnknownName(f"no {self.kind} is called {name!r}.{did_you_mean(name, self)}{known(self)}") from None
+            raise UnknownName(f"no {self.kind} is called {name!r}.{suggest(name, self)}") from None
 
     def __iter__(self) -> Iterator[str]:
         self._read()
@@ -89,15 +89,20 @@ def plain(name: str) -> str:
     return str(name).strip().replace("-", "_")
 
 
+MANY = 12  # names; more are not listed behind a hint
+
+
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """A hint such as " Did you mean 'distill'?", or nothing where no known name is near or the very name is known."""
     near = difflib.get_close_matches(str(name), list(names), n=1)
     return f" Did you mean {near[0]!r}?" if near and near[0] != str(name) else ""
 
 
-def known(names: Iterable[str]) -> str:
-    """A list such as " Known: distill, finetune" to end a sentence with."""
-    return f" Known: {', '.join(sorted(names)) or 'none'}"
+def suggest(name: str, names: Iterable[str]) -> str:
+    """The hint, and a list such as " Known: distill, finetune"; of many names only where there is no hint."""
+    names = sorted(names)
+    near = did_you_mean(name, names)
+    return near if near and len(names) > MANY else f"{near} Known: {', '.join(names) or 'none'}"
 
 
 def _origin(thing: Any) -> tuple[str, str]:

@@ -174,7 +174,7 @@ def _caption(kind: str, drawn: list[Row], rows: list[Row], points: list[plot.Poi
 
 def _way(card: Card) -> str:
     latency = card["latency"]
-    threads = "" if latency["threads"] is None else f", {latency['threads']} threads"
+    threads = "" if latency["threads"] is None else f", {latency['threads']} thread{'s' * (latency['threads'] != 1)}"
     chip = card["machine"].get("gpu") if str(latency["device"]).startswith("cuda") else card["machine"].get("cpu")
     return f"batch {latency['batch']}, {latency['length']} tokens{threads}, {latency['device']} ({chip})"
 

@@ -225,7 +225,7 @@ def _parameters(value: float) -> str:
 _TEXT: dict[str, Any] = {
     "score": lambda value: f"{value:.1f}",
     "seeds": str,
-    "versus": lambda value: f"{value:+.1f}",
+    "versus": lambda value: f"{round(value, 1) + 0.0:+.1f}",  # and not -0.0
     "megabytes": lambda value: three_digits(value / 1e6),
     "smaller": lambda value: _times(value),
     "ms": three_digits,

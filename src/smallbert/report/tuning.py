@@ -35,7 +35,9 @@ def make_result(about: dict[str, Any], records: Sequence[Record], runs: Sequence
         "trials": {"asked": about["trials"], **ended, "tried_again": len(again)},
         "best": best and best._asdict(),
         "default": default and default._asdict(),
-        "importances": {name: round(share, 3) for name, share in importances(records).items()},
+        "importances": {
+            name: None if share is None else round(share, 3) for name, share in importances(records).items()
+        },
         "final": [_arm(cell) for cell in cells],
         "gain": _gain(cells),
         "versions": versions(),
@@ -84,8 +86,8 @@ def _final_sentences(result: dict[str, Any]) -> list[str]:
     gain, best, default = result["gain"], result["best"], result["default"]
     if gain is None or gain["value"] is None:
         return [f"{said}."]
-    error = "" if gain["error"] is None else f" ± {gain['error']:.2f} (standard error, p = {p_value(gain['p'])})"
-    shown = gain["error"] is not None and abs(gain["value"]) > BEYOND * gain["error"]
+    error = f" ± {gain['error']:.2f} (standard error, p = {p_value(gain['p'])})" if gain["error"] else ""
+    shown = bool(gain["error"]) and abs(gain["value"]) > BEYOND * gain["error"]  # two seeds may agree by accident
     verdict = "" if shown else "; that is no more than chance can give with so few seeds"
     said += f": tuning gained {gain['value']:+.2f}{error}{verdict}."
     if default is None or default["score"] is None:
@@ -141,7 +143,10 @@ def to_markdown(result: dict[str, Any], sheets: Sequence[Sheet], picture: str | 
         table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
         parts += [f"## {sheet.title[0].upper()}{sheet.title[1:]}", table, *sheet.notes]
     if result["importances"]:
-        shares = "\n".join(f"- {name}: {100 * share:.0f} %" for name, share in result["importances"].items())
+        shares = "\n".join(
+            f"- {name}: {'too few trials to say' if share is None else f'{100 * share:.0f} %'}"
+            for name, share in result["importances"].items()
+        )
         parts += ["## Share of the variance of scores that each setting alone explains", shares]
     parts += ["## How it was done", "\n".join(f"- {sentence}" for sentence in result["protocol"])]
     return "\n\n".join(parts) + "\n"

@@ -56,6 +56,8 @@ def _draw_trials(axes: Axes, result: dict[str, Any], records: Sequence[Record], 
         axes.text(1.0, default["score"], "default", transform=axes.get_yaxis_transform(), ha="right", va="bottom",
                   fontsize=8, color=COLOURS["muted"])  # fmt: skip
     axes.set_ylim(low, high)
+    axes.locator_params(axis="x", integer=True)
+    axes.set_xlabel("trial", fontsize=8, color=COLOURS["muted"])
     strip_frame(axes, "y", f"{result['task']}, {result['metric']} on rows held out of train, trial by trial")
     note = "line: best so far, dots: trained to the end" + (", rings: pruned" if _has(seen, PRUNED) else "")
     axes.set_title(note + (", x: no score" if bad else ""), loc="right", fontsize=8.5, color=COLOURS["muted"])

@@ -207,5 +207,5 @@ def _empty_texts(splits: Mapping[str, Split]) -> list[str]:
     for name, split in splits.items():
         texts = [*split.texts, *(split.pairs or [])]
         empty = sum(not (text.strip() if isinstance(text, str) else text) for text in texts)
-        notes.append(f"{empty:,} empty texts in {name}" if empty else "")
+        notes.append(f"{empty:,} empty text{'s' * (empty != 1)} in {name}" if empty else "")
     return notes

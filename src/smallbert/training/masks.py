@@ -220,8 +220,8 @@ def settle_masks(phase: Phase, what: What) -> None:
     masked = 0 if keep is None else sum(keep.at(step / phase.total) < 1 for step in range(phase.total))
     if keep is not None and masked < FEW:
         phase.notes.append(
-            f"only {masked} of the phase's {phase.total} steps ran with pruned weights, so the weights left were "
-            "hardly trained without the rest; train longer"
+            f"{masked} of the phase's {phase.total} steps ran with pruned weights, too few to train the weights left "
+            "without the rest; train longer"
         )
 
 

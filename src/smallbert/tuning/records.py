@@ -93,17 +93,18 @@ def write_records(records: Sequence[Record], out: Path) -> Path:
     return out / FILE
 
 
-def importances(records: Iterable[Record], groups: int = 5) -> dict[str, float]:
+def importances(records: Iterable[Record], groups: int = 5) -> dict[str, float | None]:
     """What share of the variance of scores a setting's value alone explains, by name, the largest first.
 
     Numbers are cut into a few groups of neighbours; the share that as many random groups would explain is taken off.
+    None where too few trials differ in it, or no two are alike.
     """
     scored = [record for record in records if record.status == OK and record.score is not None]
     found = {name: _explained(scored, name, groups) for name in dict.fromkeys(n for r in scored for n in r.drawn)}
-    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+    return dict(sorted(found.items(), key=lambda pair: -1.0 if pair[1] is None else pair[1], reverse=True))
 
 
-def _explained(records: Sequence[Record], name: str, groups: int) -> float:
+def _explained(records: Sequence[Record], name: str, groups: int) -> float | None:
     met = [record for record in records if name in record.drawn]
     values = [record.drawn[name] for record in met]
     scores = [float(record.score or 0.0) for record in met]
@@ -116,7 +117,7 @@ def _explained(records: Sequence[Record], name: str, groups: int) -> float:
         members.setdefault(key, []).append(score)
     n, parts = len(scores), len(members)
     if parts < 2 or n <= parts:
-        return 0.0
+        return None
     mean = sum(scores) / n
     total = sum((score - mean) ** 2 for score in scores)
     within = sum(sum((one - sum(own) / len(own)) ** 2 for one in own) for own in members.values())
