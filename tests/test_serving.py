@@ -33,6 +33,7 @@ from smallbert.bench.variants import read_variant  # noqa: E402
 from smallbert.cli import main  # noqa: E402
 from smallbert.errors import UserError  # noqa: E402
 from smallbert.export import export_onnx  # noqa: E402
+from smallbert.model.encoder import load  # noqa: E402
 from smallbert.model.folders import save_folder  # noqa: E402
 from smallbert.onnxfile import exactness  # noqa: E402
 from smallbert.onnxfile.exactness import INEXACT  # noqa: E402
@@ -41,6 +42,7 @@ from smallbert.serving.batching import Batcher  # noqa: E402
 from smallbert.serving.loading import load_model  # noqa: E402
 from smallbert.serving.metrics import Histogram  # noqa: E402
 from smallbert.serving.model import Model, Piece  # noqa: E402
+from smallbert.serving.predictions import predict  # noqa: E402
 from smallbert.tiny import WORDS, make_tokenizer  # noqa: E402
 
 OUTPUTS = {"classify": 2, "regress": 1, "tag": 3, "answer": 2}
@@ -314,6 +316,53 @@ def test_an_export_says_what_its_head_was_trained_on(tmp_path):
     corpus = str(Path(__file__).parent / "data" / "own" / "text.txt")
     recipe = f"pretrain({corpus!r}, steps=2, batch=2, length=16)"
     assert told(run(recipe, learned, replace(single, splits=rows), judge=False).encoder) is False  # no task was learned
+
+
+ASKED = {
+    "classify": ["the film was great", "dull", "", "Great! " * 90],
+    "pair": [("the plot was flat", "the cast was not"), ["a", "b"]],
+    "regress": ["the film was great", ""],
+    "tag": ["the film was great", ["dull", "plot"]],
+    "answer": [("what was great", " ".join(np.random.default_rng(0).choice(WORDS, 150))), ("who", "a cast")],
+}
+
+
+@pytest.mark.parametrize("kind", list(ASKED))
+def test_python_says_what_the_server_says(kind, tmp_path):
+    pytest.importorskip("onnxscript")
+    encoder = run("train(epochs=1)", small(), toy_task(kind), judge=False).encoder
+    save_folder(encoder, tmp_path / "model")
+    export_onnx(tmp_path / "model", tmp_path / "export")
+    wanted = predictions(load_model(tmp_path / "export"), ASKED[kind])
+    for model in (encoder, load(tmp_path / "model")):
+        for one, other in zip(predict(model, iter(ASKED[kind])), wanted, strict=True):
+            assert flat(one) == pytest.approx(flat(other), abs=1e-4) and list(one) == list(other)
+    assert predict(encoder, []) == [] and any(one["cut"] for one in wanted) == (kind == "classify")
+
+
+def flat(found):
+    """A prediction as one dictionary of numbers and words."""
+    parts = {
+        name: part if isinstance(part, dict) else dict(enumerate(np.atleast_1d(np.array(part, object))))
+        for name, part in found.items()
+    }
+    return {f"{name} {key}": value for name, part in parts.items() for key, value in part.items()}
+
+
+def test_what_python_cannot_be_asked():
+    encoder = run("train(epochs=1)", small(), toy_task("classify"), judge=False).encoder
+    assert predict(encoder, ["the film was great"], length=8)[0].keys() == {"label", "probabilities", "cut"}
+    for texts, told in (
+        ("a film", "as a list"),
+        ([("a", "b")], "takes a single string"),
+        ([3], "text 0 is 3; this model"),
+    ):
+        with pytest.raises(UserError, match=told):
+            predict(encoder, texts)
+    with pytest.raises(UserError, match="has no head, so it has nothing to predict"):
+        predict(small(), ["a film"])
+    with pytest.raises(UserError, match="at most 72"):
+        predict(encoder, ["a film"], length=1000)
 
 
 def test_unknown_routes_and_methods(exports):

@@ -18,6 +18,7 @@ NAMES = {
     "save_folder": "smallbert.model.folders",
     "run_recipe": "smallbert.making.run",
     "evaluate": "smallbert.measuring.evaluate",
+    "predict": "smallbert.serving.predictions",
     "Recipe": "smallbert.recipes.recipe",
     "expand_space": "smallbert.recipes.space",
     "PRESETS": "smallbert.presets",
