@@ -41,7 +41,11 @@ QUICK = Scale(
 
 # A short name, what is done to the fine-tuned model, and what that means; {train} is the student's training.
 WAYS = (
-    ("int8 storage", "quantize(8)", "store every weight as an 8-bit integer: a quarter of the size, no faster"),
+    (
+        "int8 storage",
+        "quantize(8)",
+        "store every weight as an 8-bit integer: a quarter of the size; computes as before",
+    ),
     (
         "int8 arithmetic",
         "quantize(8, activations=True)",

@@ -42,14 +42,16 @@ def seeds_sheet(cells: Sequence[Cell], about: About) -> Sheet:
     seeds = list(dict.fromkeys(run.seed for cell in cells for run in cell.runs))
     runs = [{run.seed: run for run in cell.runs} for cell in cells]
     rows = [[str(seed), *(_score(own.get(seed)) for own in runs)] for seed in seeds]
-    rows += (len(seeds) > 1) * [
-        ["mean ± sd of survivors (n)", *(f"{brief(cell.survivors, 2)} ({cell.survivors.n})" for cell in cells)],
-        [f"mean ± sd with {DIVERGED} counted (n)", *(f"{brief(cell.all, 2)} ({cell.all.n})" for cell in cells)],
-        ["diverged (95 % interval)", *(_diverged(cell) for cell in cells)],
-    ]
+    lost = any(cell.count("diverged") for cell in cells)
+    if len(seeds) > 1:
+        means = {"mean ± sd of survivors (n)": "survivors", f"mean ± sd with {DIVERGED} counted (n)": "all"}
+        for named, over in (means if lost else {"mean ± sd (n)": "all"}).items():
+            found = [getattr(cell, over) for cell in cells]
+            rows.append([named, *(f"{brief(mean, 2)} ({mean.n})" for mean in found)])
+        rows.append(["diverged (95 % interval)", *(_diverged(cell) for cell in cells)])
     if any(cell.count("failed", "not run") for cell in cells):
         rows.append(["missing", *(_missing(cell) for cell in cells)])
-    notes = [f"{DIVERGED} diverged" if any(cell.count("diverged") for cell in cells) else ""]
+    notes = [f"{DIVERGED} diverged" if lost else ""]
     if any(cell.is_pruned for cell in cells):
         rows.append(["% of weights left", *(NONE if cell.left is None else str(cell.left) for cell in cells)])
         notes.append(f"% left: {LEFT}")
