@@ -44,7 +44,7 @@ WAYS = (
     (
         "int8 storage",
         "quantize(8)",
-        "store every weight as an 8-bit integer: a quarter of the size; computes as before",
+        "store weights as 8-bit integers: a quarter of the size, computed as before",
     ),
     (
         "int8 arithmetic",
