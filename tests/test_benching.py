@@ -304,6 +304,6 @@ def test_the_verb(folders, tmp_path, capsys):
     assert (tmp_path / "out" / "bench.png").stat().st_size > 5000
     assert main(words[:-2]) == 0  # another temporary export
     out = capsys.readouterr().out
-    assert "p99" in out and "is the fastest that holds accuracy" in out
+    assert "p99 ms" in out and "is the fastest that keeps accuracy" in out
     assert main(["bench", str(folders / "deep"), "--max-drop", "1"]) == 2
     assert "give --task" in capsys.readouterr().err
