@@ -1,6 +1,7 @@
 """A run that learned nothing is called diverged, whatever the kind of its task; one that learned is not."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from toys import run, small, toy_task
 
 from smallbert.errors import UserError
 from smallbert.measuring import collapse
-from smallbert.measuring.collapse import COLLAPSES, find_collapse
+from smallbert.measuring.collapse import COLLAPSES, UNTRAINED, find_collapse
 
 NOTHING = {  # predictions that say nothing, and a word of the sentence about them
     "classify": (lambda rows: np.zeros(len(rows), int), "one class"),
@@ -69,14 +70,18 @@ def test_what_was_destroyed_without_training_is_called_diverged(learned, splits)
     task = replace(whole, splits={name: whole.splits[name] for name in splits})
     assert run("quantize(8)", learned, task).diverged == ""
     assert run("prune(0.01)", learned, task).diverged.startswith(f"on a sample of {splits[0]}, ")  # and of no steps
-    assert run("head", learned, task).diverged == "its head is new, and nothing has trained it"
-    assert run("quantize(8)", small(), task).diverged == "its head is new, and nothing has trained it"
+    corpus = str(Path(__file__).parent / "data" / "own" / "text.txt")
+    for recipe in ("head", "quantize(8)", f"pretrain({corpus!r}, steps=2, batch=2, length=16)"):
+        new = run(recipe, learned if recipe == "head" else small(), task)
+        assert new.diverged == "" and UNTRAINED in new.notes
 
 
 def test_a_trained_head_is_not_thrown_away_without_training(learned):
     other = replace(toy_task("classify"), labels=("awful", "fine"), name="reviews")
-    with pytest.raises(UserError, match=r"classes named .* where reviews has awful, fine, and nothing says which"):
-        run("quantize(8)", learned, other)
+    corpus = str(Path(__file__).parent / "data" / "own" / "text.txt")
+    for recipe in ("quantize(8)", f"pretrain({corpus!r}, steps=2, batch=2, length=16)"):
+        with pytest.raises(UserError, match=r"classes named .* where reviews has awful, fine, and nothing says which"):
+            run(recipe, learned, other)
     with pytest.raises(UserError, match=r"its head is for classify .*; fine-tune it on the task first"):
         run("quantize(8)", learned, toy_task("regress"))
     told = run("train(epochs=0.1)", learned, other, judge=False).notes

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -323,5 +324,6 @@ def test_the_readme_of_a_model_runs(start, tmp_path):
         exec(block.replace("FOLDER", str(tmp_path / "model")), seen)
     tokens = seen["tokenizer"](seen["texts"][0], return_tensors="pt")
     theirs = seen["model"](**tokens).logits[0].detach().numpy()
-    assert seen["scores"][0] == pytest.approx(theirs, abs=1e-4)
+    shares = np.exp(theirs) / np.exp(theirs).sum()
+    assert list(seen["predictions"][0]["probabilities"].values()) == pytest.approx(shares, abs=1e-4)
     assert json.loads((tmp_path / "model" / "card.json").read_text())["recipe"].startswith("finetune(epochs=1.0")

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from toys import run, small, toy_task
 
 CODE = """
 import re
@@ -27,3 +28,10 @@ def test_what_is_freed_between_what_is_kept_goes_back():
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     by_itself, handed_back, whole = done.stdout.split()
     assert int(by_itself) < 20 and int(handed_back) > 150 and whole == "True"
+
+
+def test_every_phase_hands_back_what_it_freed(monkeypatch):
+    called = []
+    monkeypatch.setattr("smallbert.making.run.hand_back", lambda: called.append(1))
+    run("head | quantize(8)", small(), toy_task())
+    assert len(called) == 2

@@ -363,6 +363,11 @@ def test_what_python_cannot_be_asked():
         predict(small(), ["a film"])
     with pytest.raises(UserError, match="at most 72"):
         predict(encoder, ["a film"], length=1000)
+    for length in (-3, 0, 7):
+        with pytest.raises(UserError, match=f"truncated to {length} tokens; give a length of 8 or more"):
+            predict(encoder, ["a film"], length=length)
+    with pytest.raises(UserError, match=r"text 1 is .*; this model takes a single string"):
+        predict(encoder, ["a film", "half a \ud83d character"])
 
 
 def test_unknown_routes_and_methods(exports):

@@ -225,7 +225,8 @@ def _facts(found: dict[str, Any]) -> Any:
         "bytes": ", ".join(f"{part} {count:,}" for part, count in size.items()),
         "head": f"{head['kind']}, {', '.join(head['labels'])}" if head else "none yet",
         "loads with": "transformers and smallbert" if found["layout"] == "huggingface" else "smallbert",
-        "recipe": found["recipe"] or f"not known; what was done: {', '.join(found['steps']) or 'nothing'}",
+        "done": ", then ".join(found["steps"]) or "nothing: the model is unchanged",
+        **({"last recipe": found["recipe"]} if found["recipe"] else {}),
     }
     for name, value in shown.items():
         table.add_row(name, _cell(value))

@@ -27,6 +27,7 @@ def tell_one(say: Progress, card: Card, done: int, total: int, with_seed: bool) 
 
 def tell_troubles(say: Progress, cards: list[Card]) -> None:
     """Say why runs did not go well, and where they are not the whole story."""
+    from smallbert.measuring.collapse import UNTRAINED
     from smallbert.measuring.groups import short_recipes
     from smallbert.measuring.pruned import note_zeros
 
@@ -34,8 +35,8 @@ def tell_troubles(say: Progress, cards: list[Card]) -> None:
     for why in dict.fromkeys(f"{card['status']}: {name}: {card['why']}" for name, card in named if card["why"]):
         say.line(why)
 
-    told = (
-        (cards[0]["trained"] or {}).get("notes", []) if len(cards) == 1 else [n for c in cards for n in note_zeros(c)]
-    )
+    notes = {id(card): (card["trained"] or {}).get("notes", []) for card in cards}
+    told = notes[id(cards[0])] if len(cards) == 1 else [note for card in cards for note in note_zeros(card)]
+    told += [f"{name}: {UNTRAINED}" for name, card in named if len(cards) > 1 and UNTRAINED in notes[id(card)]]
     for note in dict.fromkeys(told):
         say.line(note)

@@ -53,13 +53,13 @@ def estimate(encoder: Encoder, recipe: Recipe | str) -> dict[str, Any]:
 def phases_of(recipe: Recipe, encoder: Encoder, task: Task | None) -> list[tuple[Method, ...]]:
     """The recipe's phases; an encoder without a head for the task gets one first, unless the recipe says which.
 
-    What is not trained keeps a head that can be scored, since a new one would know nothing, and one that was made for
-    something else is refused.
+    What is not trained on the task keeps a head that can be scored, since a new one would know nothing, and a head that
+    was made for something else is refused.
     """
     phases = [tuple(phase) for phase in recipe.phases()]
     needed = next((n for n, phase in enumerate(phases, 1) if any(method.trains for method in phase)), len(phases))
     named = any(method.name == "head" for phase in phases[:needed] for method in phase)
-    trained = any(method.trains for phase in phases for method in phase)
+    trained = any(is_of_task(phase) and any(method.trains for method in phase) for phase in phases)
     fits = is_made_for if trained else answers_as_it_is
     if task is not None and not named and not fits(encoder, task):
         if HEAD in encoder.heads and not trained:

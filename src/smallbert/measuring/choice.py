@@ -96,7 +96,9 @@ def _lead_of(top: Card, chosen: Card, names: dict[int, str]) -> str:
     """What has the top score, where that was not chosen, and why not."""
     if chosen is top:
         return ""
-    said = f"; {names[id(top)]} has {_score(top):.1f}, which is within one standard error ({standard_error(top):.1f})"
+    said = f"; {names[id(top)]} has {_score(top):.1f}"
+    if _score(top) > _score(chosen):
+        said += f", which is within one standard error ({standard_error(top):.1f})"
     gains = _gains(chosen, top)
     return f"{said}, and {names[id(chosen)]} is {' and '.join(gains)}" if gains else said
 
@@ -127,7 +129,7 @@ def _other_than(top: Card, chosen: Card, cards: Sequence[Card], names: dict[int,
 def _level_with(chosen: Card, card: Card) -> str:
     """What is known of two scores that may be equal."""
     if not are_paired(chosen, card):
-        return "within one standard error"
+        return "within one standard error" + " of its own" * (not _is_within(NEAR, card, chosen))
     return f"no worse as far as {_read_by(chosen, card)} can tell"
 
 

@@ -16,9 +16,9 @@ from smallbert.texts.data import tokenise
 if TYPE_CHECKING:
     from smallbert.model.encoder import Encoder
 
-HARDLY = (
-    0.2  # of a correlation: it explains a twenty-fifth of what the labels vary, as two points of 50 are in accuracy
-)
+# Of a correlation: it explains a twenty-fifth of what the labels vary, as two points of 50 are in accuracy.
+HARDLY = 0.2
+UNTRAINED = "its head is new and nothing has trained it, so its scores say nothing"
 SAMPLE = {"answer": 100}  # training examples on which a run is judged; a question takes as long as many sentences
 
 
@@ -32,7 +32,7 @@ def judge_result(
     if given is not None:
         new_head = any("labels" in entry["plan"] for entry in made.history[len(given.history) :])
         if new_head or not answers_as_it_is(given, task):
-            return "its head is new, and nothing has trained it", ""
+            return "", UNTRAINED
     why = find_collapse(made, task, seed, length, say)
     if why and given is not None and find_collapse(given.copy().to(made.device), task, seed, length, say):
         return "", f"the model that was given is itself no better than guessing: {why}"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 Z = NormalDist().inv_cdf(0.975)  # a 95 % interval reaches so many standard errors to each side
 CLEAR = 0.05  # a smaller p is called a difference
 EXACT = 14  # up to so many pairs every way to flip their signs is tried
+MANY = 10_000  # degrees of freedom, beyond which a t test is that of a normal distribution
 FLIPS = 20_000  # with more pairs, so many ways are drawn
 
 
@@ -128,10 +129,11 @@ def _beta_share(x: float, rest: float, a: float, b: float) -> float:
     return math.exp(scale) / (a * value)
 
 
-def welch(one: Sequence[float], other: Sequence[float]) -> float | None:
+def welch(one: Sequence[float], other: Sequence[float], beside: float = 0.0) -> float | None:
     """Two-sided p of Welch's t test that two groups have the same mean; None where there is no spread to go by.
 
-    The degrees of freedom are rounded down to a whole number, which makes p a little larger.
+    The degrees of freedom are rounded down to a whole number, which makes p a little larger. `beside` is the square of
+    an error that the difference has besides, and that is known well.
 
     >>> welch([1.0, 2.0, 3.0], [4.0, 6.0, 8.0])
     0.090...
@@ -139,12 +141,12 @@ def welch(one: Sequence[float], other: Sequence[float]) -> float | None:
     if min(len(one), len(other)) < 2:
         return None
     errors = [variance(group) / len(group) for group in (one, other)]
-    if not sum(errors):
+    whole = sum(errors) + beside
+    if not whole:
         return None
-    freedom = sum(errors) ** 2 / sum(
-        error**2 / (len(group) - 1) for error, group in zip(errors, (one, other), strict=True)
-    )
-    return t_tail((fmean(one) - fmean(other)) / math.sqrt(sum(errors)), max(int(freedom), 1))
+    unsure = sum(error**2 / (len(group) - 1) for error, group in zip(errors, (one, other), strict=True))
+    freedom = min(whole**2 / unsure, MANY) if unsure else MANY
+    return t_tail((fmean(one) - fmean(other)) / math.sqrt(whole), max(int(freedom), 1))
 
 
 def one_more(value: float, group: Sequence[float]) -> float | None:

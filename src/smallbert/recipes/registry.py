@@ -99,10 +99,12 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def suggest(name: str, names: Iterable[str]) -> str:
-    """The hint, and a list such as " Known: distill, finetune"; of many names only where there is no hint."""
+    """The hint, and a list such as " Known: distill, finetune"; behind a hint, many names are not listed."""
     names = sorted(names)
     near = did_you_mean(name, names)
-    return near if near and len(names) > MANY else f"{near} Known: {', '.join(names) or 'none'}"
+    if near and len(names) > MANY:
+        return f"{near} All are in: smallbert list"
+    return f"{near} Known: {', '.join(names) or 'none'}"
 
 
 def _origin(thing: Any) -> tuple[str, str]:

@@ -45,9 +45,9 @@ def seeds_sheet(cells: Sequence[Cell], about: About) -> Sheet:
     lost = any(cell.count("diverged") for cell in cells)
     if len(seeds) > 1:
         means = {"mean ± sd of survivors (n)": "survivors", f"mean ± sd with {DIVERGED} counted (n)": "all"}
-        for named, over in (means if lost else {"mean ± sd (n)": "all"}).items():
+        for heading, over in (means if lost else {"mean ± sd (n)": "all"}).items():
             found = [getattr(cell, over) for cell in cells]
-            rows.append([named, *(f"{brief(mean, 2)} ({mean.n})" for mean in found)])
+            rows.append([heading, *(f"{brief(mean, 2)} ({mean.n})" for mean in found)])
         rows.append(["diverged (95 % interval)", *(_diverged(cell) for cell in cells)])
     if any(cell.count("failed", "not run") for cell in cells):
         rows.append(["missing", *(_missing(cell) for cell in cells)])

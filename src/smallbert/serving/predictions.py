@@ -9,6 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from smallbert.errors import UserError
+from smallbert.making.starting import SHORTEST
 from smallbert.measuring.evaluate import read_scores
 from smallbert.model.answering import learned_pairs
 from smallbert.model.encoder import HEAD
@@ -26,7 +27,8 @@ def predict(
 ) -> list[dict[str, Any]]:
     """What the encoder's head says of each text, or pair of texts, or question and context.
 
-    Longer texts than the model can take, or than `length` tokens, are cut; `unanswerable` questions may have no answer.
+    Texts longer than the model can take, or than `length` tokens, are cut. A card's scores are of texts cut at the
+    task's length: give the same to get the same. `unanswerable` questions may have no answer.
 
     >>> predict(load("small"), ["a warm, clever film"])
     [{'label': 'good', 'probabilities': {'bad': 0.483181, 'good': 0.516819}, 'cut': False}]
@@ -38,7 +40,7 @@ def predict(
     texts = [list(text) if isinstance(text, tuple) else text for text in texts]
     model = _as_served(encoder, length, unanswerable)
     kind = kind_of(model)
-    rows = [kind.read(text) for text in texts]
+    rows = [kind.read(text) if _is_writable(text) else None for text in texts]
     if wrong := [number for number, row in enumerate(rows) if row is None]:
         raise UserError(f"text {wrong[0]} is {texts[wrong[0]]!r}; this model takes {kind.wants}")
     if not rows:
@@ -53,7 +55,10 @@ def _as_served(encoder: Encoder, length: int | None, unanswerable: bool) -> Mode
     if encoder.tokenizer is None:
         raise UserError("this model has no tokenizer, so it cannot read texts")
     cutting, whole = (Tokenizer.from_str(encoder.tokenizer.backend_tokenizer.to_str()) for _ in range(2))
+    if length is not None and length < SHORTEST:
+        raise UserError(f"texts cannot be truncated to {length} tokens; give a length of {SHORTEST} or more")
     for tokenizer in (cutting, whole):
+        tokenizer.encode_special_tokens = encoder.tokenizer.split_special_tokens
         tokenizer.no_truncation()
         tokenizer.no_padding()
     most = usable_length(encoder, length or min(longest_input(encoder), encoder.tokenizer.model_max_length))
@@ -61,6 +66,15 @@ def _as_served(encoder: Encoder, length: int | None, unanswerable: bool) -> Mode
     model = Model("this model", head.kind, head.labels, most, [], 0, cutting, whole, None, unanswerable, pairs)
     set_up(model, encoder.tokenizer.truncation_side)
     return model
+
+
+def _is_writable(text: Any) -> bool:
+    """Whether a text holds no half of a character, which no tokenizer reads."""
+    try:
+        "".join(text if isinstance(text, list) else [text]).encode()
+    except (TypeError, UnicodeEncodeError):
+        return False
+    return True
 
 
 def _score(encoder: Encoder, pieces: list[Piece]) -> list[np.ndarray]:
