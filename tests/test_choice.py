@@ -140,6 +140,7 @@ def test_a_lead_must_hold_on_other_examples_and_with_other_seeds(seeds):
     assert True in clear and False in clear
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [(1, 3), (3, 3), (5, 5), (10, 10)])
 def test_equal_models_are_rarely_told_apart(count):
     """Two recipes, each with hard examples of its own, and seeds that move all scores: some 5 % are told apart."""
