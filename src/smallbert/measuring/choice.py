@@ -104,10 +104,7 @@ def _lead_of(top: Card, chosen: Card, names: dict[int, str]) -> str:
 
 
 def _other_than(top: Card, chosen: Card, cards: Sequence[Card], names: dict[int, str]) -> str:
-    """The best of the models in sight that are plainly smaller or faster, and how far it is behind.
-
-    Where there is none, the best of those that may be as good as the top score.
-    """
+    """The best of the models in sight that are plainly smaller or faster, and how far it is behind."""
     in_sight = [card for card in cards if card is not top and card is not chosen and _is_within(IN_SIGHT, card, chosen)]
     in_sight.sort(key=_score, reverse=True)
     for card in in_sight:
@@ -118,12 +115,7 @@ def _other_than(top: Card, chosen: Card, cards: Sequence[Card], names: dict[int,
             behind = f"behind {names[id(leader)]} by more than"
             behind += f" chance on {_read_by(leader, card)}" if are_paired(leader, card) else " one standard error"
             return f"{said} {' and '.join(gains)}, but {behind}"
-    equal = next((card for card in in_sight if _leader(card, cards) is None), None)
-    if chosen is not top or equal is None:
-        return ""
-    known = [word for word, name in GAINS.items() if None not in (number(chosen, name), number(equal, name))]
-    but = {0: "", 1: ", but not plainly "}.get(len(known), ", but neither plainly ") + " nor ".join(known)
-    return f"; {names[id(equal)]} has {_score(equal):.1f}, {_level_with(chosen, equal)}{but}"
+    return ""
 
 
 def _level_with(chosen: Card, card: Card) -> str:
