@@ -214,6 +214,7 @@ def test_finetune_compress_eval_report_export(call, model, data, tmp_path):
 
     _, out, _ = call("eval", small, "--task", data, "--out", cards, "--json")
     again = json.loads(out)
+    assert len(again["trained"]["notes"]) == len(set(again["trained"]["notes"]))
     assert again["scores"] == made["card"]["scores"] and again["recipe"] == made["card"]["recipe"]
     code, out, _ = call("eval", small, "--task", data, "--split", "train", "--out", cards)
     assert code == 0 and "accuracy on train (200 examples): " in out

@@ -278,6 +278,22 @@ def test_a_model_as_given_weighs_what_its_own_files_do(start, tmp_path):
     assert row["smaller"] == f"{size / cards[1]['bytes']['total']:.1f}x"
 
 
+def test_why_there_is_no_row_of_the_model_as_given_is_said(start, tmp_path):
+    make.make_one("head", start, make_task(), 0, tmp_path / "given", kind=MACHINERY_CHECK, alone=True)
+    given, said = starting.start_from(str(tmp_path / "given")), []
+    task = replace(make_task(), labels=("awful", "fine"))
+    cards = study.compare(
+        study.read_entries(None, FIRST),
+        given,
+        task,
+        tmp_path / "out",
+        kind=MACHINERY_CHECK,
+        seconds=0.0,
+        line=said.append,
+    )
+    assert len(cards) == 1 and any(line.startswith("there is no row 'as given': ") for line in said)
+
+
 def test_classes_of_other_names_are_not_scored_by_place():
     task = replace(make_task(), labels=("entailment", "not_entailment"))
     assert order_labels(["ENTAILMENT", "Not-Entailment"], task) is None

@@ -339,6 +339,9 @@ def test_python_says_what_the_server_says(kind, tmp_path):
     for model in (encoder, load(tmp_path / "model")):
         for one, other in zip(predict(model, iter(ASKED[kind])), wanted, strict=True):
             assert flat(one) == pytest.approx(flat(other), abs=1e-4) and list(one) == list(other)
+    if kind == "answer":
+        named = dict(zip(("question", "context"), ASKED[kind][0], strict=True))
+        assert predict(encoder, [named]) == predict(encoder, ASKED[kind][:1])
     assert predict(encoder, []) == [] and any(one["cut"] for one in wanted) == (kind == "classify")
 
 

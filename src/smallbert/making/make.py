@@ -137,7 +137,7 @@ def make_eval_card(
     if own is not None:
         facts |= {field: own[field] for field in OF_THE_RUN}
     trained = (own and own["trained"]) or {"steps": None, "epochs": None, "packed": None, "notes": []}
-    trained |= {"notes": told_once(trained["notes"], notes)}
+    trained |= {"notes": list(dict.fromkeys(told_once(trained["notes"], notes)))}  # training has said some of them
     return make_card(**facts, **found, trained=trained, seconds=own["seconds"] if own else None, command=command)
 
 

@@ -54,9 +54,8 @@ def is_clearly_better(one: Card, other: Card) -> bool:
     seeds, apart = [rights.mean(1).tolist() for rights in (few, many)], few.mean(0) - many.mean(0)
     error = float(apart.var(ddof=1)) / len(apart) if len(apart) > 1 else 0.0
     if len(few) > 1:
-        return (
-            welch(seeds[0], seeds[1], error) or 0.0
-        ) < CLEAR  # no error at all: one always right, the other always wrong
+        p = welch(seeds[0], seeds[1], error)  # None where nothing varies: one always right, the other always wrong
+        return p is None or p < CLEAR
     on_examples = t_tail(float(apart.mean()) / error**0.5, len(apart) - 1) if error else 0.0
     return max(on_examples, one_more(seeds[0][0], seeds[1]) or 0.0) < CLEAR
 

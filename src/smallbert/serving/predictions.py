@@ -70,8 +70,9 @@ def _as_served(encoder: Encoder, length: int | None, unanswerable: bool) -> Mode
 
 def _is_writable(text: Any) -> bool:
     """Whether a text holds no half of a character, which no tokenizer reads."""
+    parts = text.values() if isinstance(text, dict) else text if isinstance(text, list) else [text]
     try:
-        "".join(text if isinstance(text, list) else [text]).encode()
+        "".join(parts).encode()
     except (TypeError, UnicodeEncodeError):
         return False
     return True
