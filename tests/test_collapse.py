@@ -11,6 +11,7 @@ from smallbert.errors import UserError
 from smallbert.measuring import collapse
 from smallbert.measuring.collapse import COLLAPSES, UNTRAINED, find_collapse
 
+EVERYTHING = "layers+pooler+embeddings"
 NOTHING = {  # predictions that say nothing, and a word of the sentence about them
     "classify": (lambda rows: np.zeros(len(rows), int), "one class"),
     "regress": (lambda rows: np.full(len(rows), 0.3), "same value"),
@@ -69,7 +70,9 @@ def test_what_was_destroyed_without_training_is_called_diverged(learned, splits)
     whole = toy_task("classify")
     task = replace(whole, splits={name: whole.splits[name] for name in splits})
     assert run("quantize(8)", learned, task).diverged == ""
-    assert run("prune(0.01)", learned, task).diverged.startswith(f"on a sample of {splits[0]}, ")  # and of no steps
+    assert run(f"prune(0.01, what={EVERYTHING!r})", learned, task).diverged.startswith(
+        f"on a sample of {splits[0]}, "
+    )  # and of no steps
     corpus = str(Path(__file__).parent / "data" / "own" / "text.txt")
     for recipe in ("head", "quantize(8)", f"pretrain({corpus!r}, steps=2, batch=2, length=16)"):
         new = run(recipe, learned if recipe == "head" else small(), task)
@@ -94,7 +97,7 @@ def test_how_briefly_was_trained_is_said_of_all_phases_together(learned, tmp_pat
     for _ in range(2):  # the second time all phases are taken over
         outcome = run("train(epochs=0.2, lr=1e-9) | train(epochs=0.1, lr=1e-9)", small(), toy_task(), work=tmp_path)
         assert outcome.diverged.startswith("after 2 training steps (0.3 epochs), on a sample of train, ")
-    outcome = run("train(epochs=1, lr=1e-9) | prune(0.01)", learned, toy_task("classify"))
+    outcome = run(f"train(epochs=1, lr=1e-9) | prune(0.01, what={EVERYTHING!r})", learned, toy_task("classify"))
     assert outcome.diverged.startswith("after 2 training steps (1 epoch), on a sample of train, ")
 
 

@@ -44,12 +44,21 @@ def machine() -> dict[str, Any]:
     }
 
 
+def made_by_intel() -> bool:
+    """Whether Intel made the CPU."""
+    return "Intel" in (_cpu_line("vendor_id") or platform.processor())
+
+
 def _cpu() -> str:
+    return _cpu_line("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_line(name: str) -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        found = re.search(rf"^{name}\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
+        return ""
+    return found.group(1).strip() if found else ""
 
 
 def _memory() -> float | None:

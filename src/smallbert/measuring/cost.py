@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from smallbert.measuring.disk import measure_bytes
 from smallbert.model.anatomy import anatomy, layers, linears
 from smallbert.model.batch import Batch
+from smallbert.model.cpu import PRODUCT
 from smallbert.model.encoder import HEAD, Encoder
 from smallbert.model.folders import probe_batch
 from smallbert.model.products import are_exact
@@ -33,6 +34,8 @@ _MULTIPLICATIONS = {  # what torch's own table lacks, in its unit: two operation
     torch.ops.aten.mkldnn_rnn_layer: lambda x, w, u, *_, **__: 2 * x[0] * x[1] * (w.numel() + u.numel()),
     torch.ops.aten._int_mm: lambda inputs, *_, out_shape: 2 * out_shape.numel() * inputs[-1],
 }
+if PRODUCT is not None:
+    _MULTIPLICATIONS[PRODUCT] = lambda inputs, *_, out_shape, **__: 2 * out_shape.numel() * inputs[-1]
 
 
 def measure(

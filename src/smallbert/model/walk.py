@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from smallbert.model.anatomy import anatomy, layers, part
 from smallbert.model.batch import Batch
+from smallbert.model.cpu import faster
 from smallbert.model.stride import Stride
 
 Arguments = Callable[[Any], dict[str, Any]]
@@ -55,7 +56,8 @@ def walk(
     is spread over all tokens again.
     """
     style = WALKS[anatomy(backbone).style]
-    hidden = style.embed(backbone, batch)
+    with faster(batch.input_ids):
+        hidden = style.embed(backbone, batch)
     yield hidden
     spread = None
     if stride is not None:
@@ -137,7 +139,8 @@ def _caller(
     style: Style, backbone: Any, layer: nn.Module, arguments: Arguments, first: bool, batch: Batch
 ) -> Callable[[Tensor], Tensor]:
     def run(hidden: Tensor) -> Tensor:
-        output = layer(hidden, **arguments(layer))
+        with faster(hidden):  # not around the whole walk, which stops at each state while others run
+            output = layer(hidden, **arguments(layer))
         output = output[0] if isinstance(output, tuple) else output
         return style.after_first(backbone, hidden, output, batch) if first and style.after_first else output
 

@@ -14,6 +14,7 @@ from torch.nn import functional
 from smallbert.errors import UserError
 from smallbert.model.anatomy import words
 from smallbert.model.batch import Batch
+from smallbert.model.cpu import faster
 
 WORDS = "words"
 # Where model files keep it: its dense layer, its norm, and a bias for each word.
@@ -75,7 +76,8 @@ class WordHead(nn.Module):
 
     def score(self, hidden: Tensor, batch: Batch) -> Tensor:
         """Scores from what was picked."""
-        return functional.linear(self.norm(self.activation(self.dense(hidden))), self._matrix(), self.bias)
+        with faster(hidden):
+            return functional.linear(self.norm(self.activation(self.dense(hidden))), self._matrix(), self.bias)
 
     def _matrix(self) -> Tensor:
         """A row a word; a table stored in few bits is looked up whole."""
