@@ -13,6 +13,7 @@ from smallbert.model.folders import load_folder, save_folder
 from smallbert.model.zeros import sparse_linears
 from smallbert.training.masks import _Masked, magnitudes, maskable
 from smallbert.training.schedule import Schedule
+from smallbert.training.thresholds import kth_largest
 
 
 def test_the_cubic_way_of_the_papers_at_named_times():
@@ -24,6 +25,23 @@ def test_the_cubic_way_of_the_papers_at_named_times():
     steps, first, last, total = 3 * 2100, 2100, 2100, 25 * 2105  # schedule_threshold's own formula, in steps
     wanted = 0.1 + 0.9 * (1 - (steps - first) / (total - first - last)) ** 3
     assert Schedule(1.0, 0.1, first / total, 1 - last / total, "cubic").at(steps / total) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_kth_largest_is_what_sorting_gives(dtype):
+    """Exactly, whatever the numbers; on a GPU the same is asked of kernels."""
+    torch.manual_seed(0)
+    rows = torch.randn(6, 501).to(dtype)
+    rows[1], rows[2, ::2], rows[3, 7] = 0.0, rows[2, 0], float("inf")
+    rows[4, :400] = torch.finfo(torch.float32).min  # pruned before
+    rows = rows.t().contiguous().t()  # as it may lie in memory
+    high_first = rows.sort(1, descending=True).values
+    for count in (1, 2, 50, 250, 500, 501):
+        found = kth_largest(rows, torch.full((6,), count))
+        assert found.dtype == dtype and torch.equal(found, high_first[:, count - 1])
+    mixed = kth_largest(rows.requires_grad_(), torch.tensor([0, 1, 501, 502, 3, 0]))
+    assert mixed[[0, 5]].tolist() == [float("inf")] * 2
+    assert torch.equal(mixed[1:5], torch.stack([high_first[i, k] for i, k in ((1, 0), (2, 500), (3, 500), (4, 2))]))
 
 
 def test_a_drop_and_stairs_for_well_tuned_magnitude_pruning(encoder):
