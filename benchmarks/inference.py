@@ -2,12 +2,13 @@
 
     python benchmarks/inference.py --out results/inference
 
-Random weights and a head for two classes; one text of 128 tokens, one thread. All take turns in one process, with one
-untimed call before each timed one; a row's ratio is the median over turns of the time of the reference in the same
-turn by its own, and beside it stands its spread, from the 10th to the 90th percentile of turns. Peers are made as their
-makers say: torch.ao's quantize_dynamic, and onnxruntime's quantize_dynamic and quantize_static by channel on the file
-that torch writes of Hugging Face's own model (eager attention, the faster of the two). "Scaled" is the most that
-smooth="search" can cost: every layer multiplies its inputs by factors.
+Random weights and a head for two classes; one text of 128 tokens, one thread. "torch float32" is Hugging Face's own
+model. All take turns in one process, with one untimed call before each timed one; a row's ratio is the median over
+turns of the time of the reference in the same turn by its own, and beside it stands its spread, from the 10th to the
+90th percentile of turns. Peers are made as their makers say: torch.ao's quantize_dynamic, and onnxruntime's
+quantize_dynamic and quantize_static by channel on the file that torch writes of Hugging Face's own model (eager
+attention, the faster of the two). "Scaled" is the most that smooth="search" can cost: every layer multiplies its inputs
+by factors.
 
 A file has types of 4 and of 8 bits, and what has fewer is written in the next one: 3 and 2 bits, centroids, ternary and
 binary weights all take 4, mixed bits 4 or 8. Inputs that are not rounded are multiplied by real numbers, which are made
@@ -199,13 +200,15 @@ def make_ways(folder: Path, options: argparse.Namespace) -> tuple[dict[str, Call
     plain = BertForSequenceClassification.from_pretrained(folder / "hf", attn_implementation="sdpa").eval()
     dynamic = torch.ao.quantization.quantize_dynamic(plain, {nn.Linear}, torch.qint8)
     ways: dict[str, Call] = {
-        "torch float32": partial(base, texts),
+        "torch float32": partial(plain, texts.input_ids),
+        "ours: float32 in torch": partial(base, texts),
         "torch.ao int8 (peer)": partial(dynamic, texts.input_ids),
         "ours: int8 in torch": partial(make_int8(base), texts),
         "ours: int8 in torch, fixed ranges": partial(fix_ranges(make_int8(base), [texts]), texts),
     }
     ways |= {name: partial(open_session(path, options.threads), inputs) for name, path in files.items()}
-    files["torch float32"] = folder / "base" / "model.safetensors"
+    files["torch float32"] = folder / "hf" / "model.safetensors"
+    files["ours: float32 in torch"] = folder / "base" / "model.safetensors"
     sizes = {name: sum(one.stat().st_size for one in path.parent.glob(f"{path.name}*")) for name, path in files.items()}
     return ways, sizes
 
