@@ -44,16 +44,21 @@ def machine() -> dict[str, Any]:
     }
 
 
-def made_by_intel() -> bool:
-    """Whether Intel made the CPU."""
-    return "Intel" in (_cpu_line("vendor_id") or platform.processor())
+def cpu_maker() -> tuple[str, int]:
+    """Who made the CPU, and which family of theirs it is, where the system says so: ("AuthenticAMD", 26)."""
+    family = _cpu_line("cpu family")
+    return _cpu_line("vendor_id") or platform.processor(), int(family) if family.isdecimal() else 0
 
 
 def _cpu() -> str:
-    return _cpu_line("model name") or platform.processor() or platform.machine()
+    """Its name, and what tells apart those of one name: "AMD EPYC, family 26, model 2"."""
+    name, family, model = (_cpu_line(line) for line in ("model name", "cpu family", "model"))
+    which = f", family {family}, model {model}" if family and model else ""
+    return f"{name}{which}" if name else platform.processor() or platform.machine()
 
 
 def _cpu_line(name: str) -> str:
+    """What the system says of the first CPU; nothing, where it has no such list."""
     try:
         found = re.search(rf"^{name}\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

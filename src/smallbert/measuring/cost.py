@@ -29,13 +29,18 @@ from smallbert.texts.data import usable_length
 LEAST = 20  # timed rounds, however slow the model
 WARM = 3
 NOT_TIMED = "not timed, since other runs may have shared the machine"
+
+
+def _product(inputs: torch.Size, *_: Any, out_shape: torch.Size, **__: Any) -> int:
+    return 2 * out_shape.numel() * inputs[-1]
+
+
 _MULTIPLICATIONS = {  # what torch's own table lacks, in its unit: two operations a multiplication
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, *_, **__: 4 * q.numel() * k[-2],
     torch.ops.aten.mkldnn_rnn_layer: lambda x, w, u, *_, **__: 2 * x[0] * x[1] * (w.numel() + u.numel()),
-    torch.ops.aten._int_mm: lambda inputs, *_, out_shape: 2 * out_shape.numel() * inputs[-1],
+    torch.ops.aten._int_mm: _product,
+    **({} if PRODUCT is None else {PRODUCT: _product}),
 }
-if PRODUCT is not None:
-    _MULTIPLICATIONS[PRODUCT] = lambda inputs, *_, out_shape, **__: 2 * out_shape.numel() * inputs[-1]
 
 
 def measure(

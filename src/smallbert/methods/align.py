@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from smallbert.errors import UserError
 from smallbert.methods import Method
 from smallbert.model.batch import Batch
+from smallbert.model.cpu import faster
 from smallbert.model.encoder import Encoder
 from smallbert.model.replace import head_count
 from smallbert.model.walk import Taps
@@ -229,7 +230,8 @@ class Align(Method):
             vectors = (vectors if kept else batch.first(vectors)).unsqueeze(-2)
         vectors = vectors.float()
         if move is not None:
-            vectors = move(vectors)
+            with faster(vectors):
+                vectors = move(vectors)
         elif self.transform in OF_BOTH:
             vectors = OF_BOTH[self.transform](vectors)
         if self.what == "gram":

@@ -62,10 +62,13 @@ def attend(
     if show is not None:
         show(Attending(query, key, scaling, sliding_window))
     if bounds is None:
+        drops = dropout > 0 and cpu.draws(query)
+        if drops or watch is not None:
+            seen = probabilities(query, key, attention_mask, scaling)
         if watch is not None:
-            watch(probabilities(query, key, attention_mask, scaling))
-        if dropout and query.device.type == "cpu" and cpu.pays():
-            out = cpu.dropout(probabilities(query, key, attention_mask, scaling), dropout) @ value
+            watch(seen)
+        if drops:
+            out = functional.dropout(seen, dropout) @ value
         else:
             out = functional.scaled_dot_product_attention(
                 query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
