@@ -416,6 +416,10 @@ def test_bad_options(refused, model, data, tmp_path):
     assert "no unit" in refused("compare", model, "--presets", "half", "--task", data, "--budget", "size<=25")
     assert "budget is empty" in refused("demo", "--budget", "")
     assert "'0,x'" in refused("compare", model, "--presets", "half", "--task", data, "--seeds", "0,x")
+    for verb in (["study", "--recipes"], ["compare", "--recipes"], ["tune", "--recipe"]):
+        words = (verb[0], model, "--task", data, "--out", tmp_path / "out", verb[1], "half", "--seeds")
+        assert "1 twice would be the same run" in refused(*words, "1,0,1")
+        assert "a seed is 0 or more" in refused(*words, "0,-1")
     assert "nothing to compare" in refused("compare", model, "--task", data)
     assert "--tiny" in refused("compare", "--presets", "half")
     assert "missing option '--out'" in refused("finetune", model, "--task", data).lower()

@@ -27,7 +27,7 @@ from smallbert.cli.options import (
     Tiny,
     print_json,
     progress,
-    read_numbers,
+    read_seeds,
 )
 from smallbert.cli.telling import BANNER, tell_all, tell_one, tell_troubles
 from smallbert.errors import UserError
@@ -80,7 +80,7 @@ def compare(
     json: Json = False,
 ) -> None:
     """Make several small models of one model and task, measure them side by side, and say which is best."""
-    limits, numbers = _limits(budget), read_numbers(seeds, "--seeds")
+    limits, numbers = _limits(budget), read_seeds(seeds)
     if not tiny and (model is None or task is None):
         raise UserError("compare needs a MODEL and --task; or write --tiny to check the machinery without either")
     with progress() as say:

@@ -60,3 +60,14 @@ def read_numbers(text: str, option: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"{option} was given {text!r}; write whole numbers with commas, such as 1,2") from None
+
+
+def read_seeds(text: str) -> tuple[int, ...]:
+    """Seeds separated by commas, each once."""
+    seeds = read_numbers(text, "--seeds")
+    if min(seeds) < 0:
+        raise UserError(f"--seeds was given {text!r}; a seed is 0 or more")
+    if len(set(seeds)) < len(seeds):
+        twice = next(seed for seed in seeds if seeds.count(seed) > 1)
+        raise UserError(f"--seeds was given {text!r}; {twice} twice would be the same run twice, so write another one")
+    return tuple(seeds)

@@ -20,7 +20,7 @@ from smallbert.cli.options import (
     Text,
     print_json,
     progress,
-    read_numbers,
+    read_seeds,
 )
 
 
@@ -48,7 +48,7 @@ def probe(
     json: Json = False,
 ) -> None:
     """Show which layers of a frozen model know what, by linear probes on each layer and on a mixture of all."""
-    numbers = read_numbers(seeds, "--seeds")
+    numbers = read_seeds(seeds)
     with progress() as say:
         say("starting")
         from smallbert.making.starting import start_from

@@ -25,7 +25,7 @@ from smallbert.cli.options import (
     Tiny,
     print_json,
     progress,
-    read_numbers,
+    read_seeds,
 )
 from smallbert.errors import UserError
 
@@ -72,11 +72,7 @@ def study(
     json: Json = False,
 ) -> None:
     """Run recipes with many seeds, and say what differs beyond chance; to continue after a stop, repeat the command."""
-    numbers = tuple(read_numbers(seeds, "--seeds"))
-    if any(seed < 0 for seed in numbers):
-        raise UserError(f"--seeds was given {seeds!r}; a seed is 0 or more")
-    if twice := {seed for seed in numbers if numbers.count(seed) > 1}:
-        raise UserError(f"--seeds was given {seeds!r}; {min(twice)} twice is the same run twice, so write another one")
+    numbers = read_seeds(seeds)
     if split not in ("dev", "test", "choose"):
         raise UserError(f"--split was given {split!r}; write dev, test or choose")
     if not tiny and (model is None or task is None):

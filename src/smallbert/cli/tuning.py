@@ -23,7 +23,7 @@ from smallbert.cli.options import (
     Tiny,
     print_json,
     progress,
-    read_numbers,
+    read_seeds,
 )
 from smallbert.errors import UserError
 from smallbert.machine.files import check_folder
@@ -76,9 +76,7 @@ def tune(
     json: Json = False,
 ) -> None:
     """Search settings on a part of train, then say on dev what the best gain; to continue, repeat the command."""
-    numbers = tuple(dict.fromkeys(read_numbers(seeds, "--seeds")))
-    if any(seed < 0 for seed in numbers):
-        raise UserError(f"--seeds was given {seeds!r}; a seed is 0 or more")
+    numbers = read_seeds(seeds)
     if split not in ("dev", "test"):
         raise UserError(f"--split was given {split!r}; write dev or test")
     if not tiny and (model is None or task is None):
