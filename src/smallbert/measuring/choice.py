@@ -11,7 +11,7 @@ from smallbert.measuring.outcomes import are_paired, is_clearly_better
 
 GAINS = {"smaller": "size", "faster": "latency"}
 PLAINLY = 1.1  # times a size or time; a smaller gain does not make another model worth a look
-ONE_SIZE = 1.02  # times a size; a few bytes of another config file decide nothing
+ONE_SIZE = 1.02  # times a size or time; a few bytes of another config file decide nothing, nor does noise
 NEAR, IN_SIGHT = 1.0, 2.0  # standard errors: as good as the best; worth a look beside it
 
 
@@ -132,7 +132,7 @@ def _read_by(one: Card, other: Card) -> str:
     return f"{examples} and {seeds} seeds" if seeds > 1 else examples
 
 
-def _gains(card: Card, other: Card, times: float = 1.0) -> list[str]:
+def _gains(card: Card, other: Card, times: float = ONE_SIZE) -> list[str]:
     """In what a model is more than so many times less than another: ["smaller", "faster"]."""
     both = {word: (number(card, name), number(other, name)) for word, name in GAINS.items()}
     return [word for word, (mine, its) in both.items() if mine is not None and its is not None and mine * times < its]
