@@ -31,6 +31,7 @@ def test_limits_are_read_with_their_units(text, read):
         ("size<=25 latency<=5ms", "size<=25 has no unit"),
         ("size<=25XB", "has an unknown unit"),
         ("accuracy>=90ms", "a score has no unit 'ms'"),
+        ("accuracy>=101", "no accuracy is above 100"),
         ("size=25MB", "cannot read 'size=25MB'"),
         ("size<=25MB small", "cannot read 'small'"),
         ("  ", "the budget is empty"),

@@ -116,6 +116,8 @@ def test_other_json_files_are_passed_over_and_damaged_cards_are_named(tmp_path):
     (tmp_path / "config.json").write_text('{"hidden_size": 8}')
     (tmp_path / "cards.json").write_text("[]")
     assert load_cards(tmp_path) == []
+    with pytest.raises(UserError, match=r"cards\.json cannot be read as a card: it holds no names and values"):
+        load_card(tmp_path / "cards.json")
     (tmp_path / "cut.json").write_text('{"card": 1, "kind"')
     with pytest.raises(UserError, match=r"cut\.json cannot be read as a card"):
         load_cards(tmp_path)

@@ -410,6 +410,17 @@ def test_recipes_that_do_not_fit_the_model(refused, model, data, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_eval_says_what_became_of_the_run_that_made_a_model(call, model, data, tmp_path):
+    out = tmp_path / "small"
+    assert call("compress", model, "--task", data, "--recipe", "drop_layers(1) | train(epochs=0.1)", "--out", out)[
+        0
+    ] in (0, 1)
+    card = json.loads((out / "card.json").read_text()) | {"status": "diverged", "why": "it says one class"}
+    (out / "card.json").write_text(json.dumps(card))
+    code, _, error = call("eval", out, "--task", data)
+    assert code == 0 and "was made by a run that its card calls diverged: it says one class" in error
+
+
 def test_bad_options(refused, model, data, tmp_path):
     assert "Did you mean 'half'?" in refused("compare", model, "--presets", "hal", "--task", data)
     assert "cannot read 'small'" in refused("compare", model, "--presets", "half", "--task", data, "--budget", "small")
@@ -419,7 +430,13 @@ def test_bad_options(refused, model, data, tmp_path):
     for verb in (["study", "--recipes"], ["compare", "--recipes"], ["tune", "--recipe"]):
         words = (verb[0], model, "--task", data, "--out", tmp_path / "out", verb[1], "half", "--seeds")
         assert "1 twice would be the same run" in refused(*words, "1,0,1")
-        assert "a seed is 0 or more" in refused(*words, "0,-1")
+        for wrong in ("0,-1", f"{2**32}"):
+            assert "a seed is 0 or more" in refused(*words, wrong)
+    for option, wrong in (("--lr", "nan"), ("--epochs", "inf")):
+        words = ("finetune", model, "--task", data, "--out", tmp_path / "out", option, wrong)
+        assert f"{option} was given {wrong}; write a number above 0" in refused(*words)
+    words = ("finetune", model, "--task", data, "--out", tmp_path / "out", "--seed")
+    assert "a seed is 0 or more and less than 2**32" in refused(*words, "9" * 20)
     assert "nothing to compare" in refused("compare", model, "--task", data)
     assert "--tiny" in refused("compare", "--presets", "half")
     assert "missing option '--out'" in refused("finetune", model, "--task", data).lower()

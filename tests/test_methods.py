@@ -611,3 +611,11 @@ def test_loading_knows_nothing_of_training(encoder, tmp_path):
     loaded = load_folder(tmp_path / "model")
     assert not any("movement" in name or "scores" in name for name in loaded.state_dict())
     assert loaded.mixture.own_rate == 0.01 and len(loaded.held("zeros")) == 12
+
+
+def test_python_may_leave_the_bar_out():
+    """A method, a class and methods of one phase are recipes too."""
+    drop = METHODS["drop_layers"]
+    for recipe in (drop(1), drop, drop(1) + METHODS["train"](epochs=0.1)):
+        task = toy_task("classify") if recipe not in (drop, drop(1)) else None
+        assert len(run(recipe, small(layers=2), task).encoder.order) == 1

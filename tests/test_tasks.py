@@ -393,3 +393,14 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match=r"pip install -e '.\[data\]'"):
         load_task(tmp_path / "own.parquet")
+
+
+def test_more_examples_than_there_are_is_said() -> None:
+    from smallbert.making.starting import task_from
+
+    said: list[str] = []
+    task = task_from("sst2", str(DATA), 10**6, said.append)
+    rows = len(task.split("train"))
+    assert said == [f"sst2: of 1,000,000 train examples that were asked for there are {rows:,}; all are used"]
+    said.clear()
+    assert len(task_from("sst2", str(DATA), rows, said.append).split("train")) == rows and not said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,6 +58,8 @@ def finetune(
 ) -> None:
     """Train a model on a task: the baseline that small models are measured against."""
     settings = {"epochs": epochs, "lr": lr, "batch": batch}
+    if endless := [name for name, value in settings.items() if value is not None and not isfinite(value)]:
+        raise UserError(f"--{endless[0]} was given {settings[endless[0]]}; write a number above 0")
     given = ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
     options = {"text": text, "pair": pair, "label": label, "kind": kind}
     _make(model, f"finetune({given})", task, out, data, options, examples, length, seed, device, json)
@@ -138,11 +141,14 @@ def evaluate(
         say("starting")
         from smallbert.making import make, starting
         from smallbert.making.readme import numbers
-        from smallbert.measuring.shelf import save_card
+        from smallbert.measuring.shelf import card_beside, save_card
 
         read = starting.task_from(task, data, None, say.line, text=text, pair=pair, label=label, kind=kind)
         read.split(split)
         start = starting.start_from(model, say.line)
+        own = card_beside(start.folder)[0] if start.folder is not None else None
+        if own is not None and own["status"] != "ok":
+            say.line(f"{model} was made by a run that its card calls {own['status']}: {own['why']}")
         card = make.make_eval_card(start, read, split, length=length, command=COMMAND.get(), say=say)
         saved = save_card(card, out) if out else None
         if json:

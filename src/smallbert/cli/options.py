@@ -65,8 +65,8 @@ def read_numbers(text: str, option: str) -> list[int]:
 def read_seeds(text: str) -> tuple[int, ...]:
     """Seeds separated by commas, each once."""
     seeds = read_numbers(text, "--seeds")
-    if min(seeds) < 0:
-        raise UserError(f"--seeds was given {text!r}; a seed is 0 or more")
+    if min(seeds) < 0 or max(seeds) >= 2**32:
+        raise UserError(f"--seeds was given {text!r}; a seed is 0 or more and less than 2**32")
     if len(set(seeds)) < len(seeds):
         twice = next(seed for seed in seeds if seeds.count(seed) > 1)
         raise UserError(f"--seeds was given {text!r}; {twice} twice would be the same run twice, so write another one")

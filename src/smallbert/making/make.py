@@ -31,7 +31,7 @@ from smallbert.measuring.shelf import card_beside, load_card
 from smallbert.model.answering import match_labels, note_names, with_plain_head
 from smallbert.model.encoder import PLAIN
 from smallbert.model.folders import save_folder
-from smallbert.recipes.recipe import Recipe
+from smallbert.recipes.recipe import Recipe, Usable
 from smallbert.tasks import Task
 from smallbert.texts.data import Stream
 
@@ -39,7 +39,7 @@ OF_THE_RUN = ("model", "model_fingerprint", "model_bytes", "recipe", "reads", "p
 
 
 def make_one(
-    recipe: Recipe | str,
+    recipe: Usable,
     start: Start,
     task: Task,
     seed: int,
@@ -70,9 +70,9 @@ def make_one(
     tries failed ones once more. Without `seconds` to spend nothing is timed. Runs may share `states` and what is
     `said`, as in run_recipe.
     """
-    recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
-    if seed < 0:
-        raise UserError(f"a seed is 0 or more, not {seed}")
+    recipe = Recipe(recipe)
+    if not 0 <= seed < 2**32:  # of which all bits count
+        raise UserError(f"a seed is 0 or more and less than 2**32, not {seed}")
     task = at_length(start, task, length)
     facts = _facts(start, recipe, task, seed, split) | {"preset": preset, "kind": kind, "command": command}
     facts["model_bytes"] = measure_bytes(start.folder)["total"] if start.folder is not None else None

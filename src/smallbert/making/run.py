@@ -32,7 +32,7 @@ from smallbert.model.quantised import stored_parts
 from smallbert.model.surgery import lost_heads
 from smallbert.model.zeros import sparse_linears
 from smallbert.progress import noting, saying
-from smallbert.recipes.recipe import Recipe
+from smallbert.recipes.recipe import Recipe, Usable
 from smallbert.texts.data import STUDENT, Stream, longest_input, stream_name, tokenise, usable_length
 from smallbert.training.loop import CHECKPOINT_SECONDS, train
 from smallbert.training.phase import Phase
@@ -104,7 +104,7 @@ class Setting:
 
 
 def run_recipe(
-    recipe: Recipe | str,
+    recipe: Usable,
     encoder: Encoder,
     task: Task | None = None,
     seed: int = 0,
@@ -134,7 +134,7 @@ def run_recipe(
     reads the texts once, and `stores`, so that what is in that folder is opened and checked once. Scores that
     teachers give are kept in a folder `said`, if there is one, and found there.
     """
-    recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
+    recipe = Recipe(recipe)
     device = device or str(processes().device)
     limit = usable_length(encoder, length, task) if task is not None else 0
     # Without a key of the caller's, what is kept in a work folder is told apart by the encoder itself.

@@ -65,7 +65,11 @@ def task_from(
         task = load_task(name, data, **columns)
         if task.note and Path(name).exists():
             line(f"{name}: {task.note}")  # what was guessed of a user's own data, before anything is made of it
-    return task if examples is None else limit(task, examples)
+    if examples is None:
+        return task
+    if examples > (rows := len(task.split("train"))):
+        line(f"{task.name}: of {examples:,} train examples that were asked for there are {rows:,}; all are used")
+    return limit(task, examples)
 
 
 def at_length(start: Start, task: Task, length: int | None) -> Task:

@@ -139,6 +139,8 @@ def _limit(name: str, sign: str, digits: str, unit: str, metrics: Sequence[str])
             raise UserError(
                 f"{name}{sign}{digits}{unit}: a score has no unit {unit!r}; write {name}{sign}90 or {name}{sign}0.90"
             )
+        if value > 100 and sign.startswith(">"):
+            raise UserError(f"{name}{sign}{digits}{unit} cannot be kept: no {name} is above 100")
         return Limit(name, sign, value if unit or abs(value) > 1 else value * 100)  # 0.90 and 90 mean the same
     if name not in MEASURES:
         names = [*MEASURES, *metrics]

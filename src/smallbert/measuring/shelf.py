@@ -42,6 +42,8 @@ def _read_card(text: str, where: str) -> Card:
     """A card with its recipe as today's would say it: a setting that came later has its default, a place none."""
     try:
         card = json.loads(text, parse_constant=_refuse_constant)
+        if not isinstance(card, dict):
+            raise ValueError("it holds no names and values")
         for later in ("reads", "model_bytes", "right"):  # which older cards do not have
             card.setdefault(later, None)
         check_card(card)

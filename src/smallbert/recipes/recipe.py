@@ -134,6 +134,9 @@ class Recipe(_Parts[Phase]):
         return ready
 
 
+Usable = Recipe | Phase | Method | type[Method] | str  # what a recipe is made of
+
+
 def then(left: Any, right: Any) -> Recipe:
     """One after the other, as `left | right`."""
     return Recipe([left, right])
@@ -272,4 +275,4 @@ def _unknown(name: str, node: ast.AST, text: str, hint: str = "") -> RecipeError
 
 def _space(node: ast.AST, text: str) -> RecipeError:
     what = "sets and maybe() make a space of many recipes, where one recipe is needed; write one value here, or give"
-    return error_at(f"{what} the whole text to `smallbert compare` or `smallbert search`, which try each", node, text)
+    return error_at(f"{what} the whole text to `smallbert compare`, which tries each", node, text)
