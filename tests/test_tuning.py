@@ -93,7 +93,7 @@ def test_what_cannot_be_searched_is_refused_in_a_sentence(text, phrase):
 def test_ranges_are_for_tuning_alone():
     for text in ("finetune(lr=log(1e-6, 1e-4))", "finetune(lr={1e-3, linear(1e-6, 1e-4)})"):
         for read in (Recipe, expand_space):
-            with pytest.raises(UserError, match=r"only smallbert tune can search a range|try each"):
+            with pytest.raises(UserError, match=r"only smallbert tune can search a range|tries each"):
                 read(text)
     with pytest.raises(UserError, match="only smallbert tune can search a range"):
         expand_space("finetune(lr=log(1e-6, 1e-4), epochs={1, 2})")
